@@ -207,3 +207,17 @@ def test_generation_with_cut_sequences_is_refused_before_training(four_ranks: St
         assert "`generate` does not work with `cp`" in context
         assert "`generate` does not work with `sequence_parallel`" in sequences
         assert both == context
+
+
+def _train(fsdp: dict[str, Any] | None, axes: dict[str, Any] | None) -> layouts.Numbers:
+    return layouts.train("gpt", None if axes is None else {"dp_shard": 1, **axes, "fsdp": fsdp}, 1, steps=2)
+
+
+@pytest.mark.parametrize("axes", [{"cp": 2}, {"tp": {"degree": 2, "sequence_parallel": True}}], ids=str)
+def test_operators_that_are_kept_in_checkpointed_blocks_change_nothing(
+    two_ranks: StandingRanks, axes: dict[str, Any]
+) -> None:
+    kept = {"activation_checkpointing": True, "activation_checkpointing_save_ops": ["matmul", "attention"]}
+    alone = _train(None, None)
+    for found in two_ranks.run(_train, kept, axes):
+        assert max(found.largest_differences(alone).values()) <= 1e-5

@@ -11,9 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from hocket.algos import GyroDropout, IncompatibleError
 from hocket.dist import ModelError, provide
 from hocket.dist.layout.tensor_parallelism.packed import PackedOutput
 from hocket.recipes.gpt import GPT, GPTConfig
+from hocket.trainer import Callback, Trainer
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW
 from support.standing_ranks import StandingRanks
 
@@ -163,3 +165,34 @@ def _pack_all() -> None:
 
 def test_packed_outputs_and_their_gradients_change_hands(four_ranks: StandingRanks) -> None:
     four_ranks.run(_pack_all)
+
+
+class SwapsDropout(Callback):
+    def batch_end(self, state: Any, logger: Any) -> None:
+        (whole,) = (one for one in state.model.modules() if isinstance(one, nn.Sequential))
+        whole[1] = nn.Dropout(0.25)
+
+
+def _swap() -> str:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.25), nn.Linear(4, 4))
+    trainer = Trainer(
+        model=model,
+        loss_fn=nn.functional.mse_loss,
+        train_dataloader=[(torch.ones(2, 4), torch.ones(2, 4))] * 2,
+        algorithms=[GyroDropout(reapply=True)],
+        callbacks=[SwapsDropout()],
+        optimizers=torch.optim.AdamW(model.parameters()),
+        parallelism_config={"tp": {"degree": 2, "plan": {"0": "colwise", "2": "rowwise"}}},
+        max_duration="2ba",
+        device="cpu",
+        progress_bar=False,
+    )
+    with pytest.raises(IncompatibleError) as caught:
+        trainer.fit()
+    trainer.close()
+    return str(caught.value)
+
+
+def test_modules_that_are_swapped_in_are_not_treated_in_a_cut_model(two_ranks: StandingRanks) -> None:
+    for message in two_ranks.run(_swap):
+        assert "cannot be treated now, as the model is laid out over ranks" in message

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from hocket.algos.errors import IncompatibleError, SurgeryError, SurgeryWarning
 from hocket.algos.surgery.optimizers import named_parameters, repair_optimizers
@@ -175,7 +175,7 @@ class SurgeryAlgorithm(Algorithm):
 
     def _operate_again(self, state: "State", changes: list[str]) -> None:
         if state.parallelism.data_parallel[1] > 1 or any(
-            isinstance(module, FSDPModule) for module in state.model.modules()
+            isinstance(parameter, DTensor) for parameter in state.model.parameters()
         ):
             raise IncompatibleError(
                 f"modules changed after `{type(self).__name__}` was applied: {'; '.join(changes[:5])}. They "

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hocket.dist.errors import ModelError
 from hocket.dist.launch import command as launch
 from hocket.dist.memory.layouts import LayoutEstimator, Machines
 from hocket.dist.memory.proposal import propose
@@ -206,6 +207,16 @@ def test_a_model_of_transformers_with_a_plan_is_estimated_over_tp(kind: str) -> 
     assert whole.memory.parameters / 2 <= cut.memory.parameters < whole.memory.parameters * 0.95
     assert cut.memory.activations < whole.memory.activations
     assert cut.sent["tp"] > 0
+
+
+def test_a_model_that_recomputes_its_blocks_by_itself_is_not_estimated() -> None:
+    model: Any = layouts.build("llama").to("meta")
+    model.model.model.layers[1].gradient_checkpointing = True
+    batch = {key: one[None] for key, one in layouts.samples("llama", 1)[0].items()}
+    with pytest.raises(
+        ModelError, match=r"^`model\.model\.layers\.1` has the checkpointing of transformers, whose"
+    ):
+        LayoutEstimator(model, batch, Machines(ranks=2, ranks_each=2))
 
 
 def test_a_weight_tied_over_two_stages_is_of_both_and_its_gradient_is_sent() -> None:

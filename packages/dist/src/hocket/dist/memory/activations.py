@@ -139,8 +139,16 @@ def measure_forward(
         exchanges_rows: Whether ranks share the experts, so that rows travel.
 
     Raises:
+        ModelError: The model recomputes its blocks by itself.
         NotImplementedError: The forward reads values of tensors, which the meta device does not have.
     """
+    for name, module in model.named_modules():
+        if getattr(module, "gradient_checkpointing", False):
+            raise ModelError(
+                f"`{name}` has the checkpointing of transformers, whose second pass is not estimated. Leave "
+                "`gradient_checkpointing_enable()` out for the estimate, and set `activation_checkpointing` "
+                "in `--fsdp-config`, which recomputes the same blocks"
+            )
     param_dtype = config.policy_for(model.parameters()).param_dtype
     blocks = list(choose_wraps(model)) if config.auto_wrap else []
     plain = _Pass(model, blocks, param_dtype, exchanges_rows=exchanges_rows)

@@ -36,7 +36,7 @@ def tensor_share(model: nn.Module, plan: Plan | None, degree: int) -> tuple[nn.M
                 made[whole] = nn.Parameter(empty, requires_grad=whole.requires_grad)
             module.register_parameter(key, made[whole])
         if is_transposed(module):  # the shape of its output is by its own number
-            module.nf = module.get_parameter("weight").shape[1]
+            setattr(module, "nf", module.get_parameter("weight").shape[1])  # noqa: B010 - typed as a module
         if isinstance(style, str) and split_style(style)[0] in ("colwise_gather_output", "embedding_colwise"):
             module.register_forward_hook(lambda _module, _args, output: torch.cat([output] * degree, -1))
         if isinstance(style, str) and split_style(style)[0] == "rowwise_split_input":

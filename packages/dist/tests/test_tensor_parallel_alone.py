@@ -67,6 +67,46 @@ def _kinds() -> None:
             parallelism.sync_gradients(_gpt(), False)
 
 
+class OwnAdamW(torch.optim.AdamW):
+    """An optimizer of a user."""
+
+
+def _optimizers() -> None:
+    for kind, is_sharded in ((torch.optim.AdamW, False), (OwnAdamW, True), (torch.optim.LBFGS, True)):
+        with provide({"tp": 2}, device="cpu", timeout_s=30) as parallelism:
+            model = _gpt()
+            parallelism.lay_out(model, [kind(model.parameters(), lr=0.01)])
+            assert _is_sharded(model) == is_sharded, kind
+            assert all(isinstance(one, DTensor) for one in model.parameters()) == is_sharded, kind
+
+
+def test_other_optimizers_get_parameters_of_one_kind(two_ranks: StandingRanks) -> None:
+    two_ranks.run(_optimizers)
+
+
+def _lbfgs(config: dict[str, Any] | None) -> list[torch.Tensor]:
+    with provide(config, device="cpu", timeout_s=30) as parallelism:
+        model = _gpt()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+        parallelism.lay_out(model, [optimizer])
+
+        def close() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model.loss(model(_tokens()), _tokens())
+            loss.backward()
+            return loss
+
+        optimizer.step(close)
+        found = [one.full_tensor() if isinstance(one, DTensor) else one for one in model.parameters()]
+        return [one.detach().clone() for one in found]
+
+
+def test_lbfgs_which_joins_all_gradients_trains_as_in_one_process(two_ranks: StandingRanks) -> None:
+    alone = _lbfgs(None)
+    for found in two_ranks.run(_lbfgs, {"tp": 2}):
+        torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-5)
+
+
 def test_a_model_that_is_cast_or_offloaded_is_still_sharded(two_ranks: StandingRanks) -> None:
     two_ranks.run(_kinds)
 

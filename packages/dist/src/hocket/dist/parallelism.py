@@ -23,7 +23,7 @@ from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.layout.model_checks import check_model
-from hocket.dist.layout.optimizers import release_parameters, remap
+from hocket.dist.layout.optimizers import release_parameters, remap, takes_both_kinds
 from hocket.dist.layout.safetensors_load import load_safetensors
 from hocket.dist.layout.sequence.blocks import blocks_of, refuse_generation
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
@@ -134,7 +134,7 @@ class FSDPParallelism(JobParallelism):
         self._experts.check(model)
         names = release_parameters(model, optimizers)
         try:
-            layout = self._shard(model)
+            layout = self._shard(model, always=not all(map(takes_both_kinds, optimizers)))
         finally:
             remap(model, optimizers, names)
         if self._cut is not None and self._tensor_parallel.loss_parallel:
@@ -161,8 +161,13 @@ class FSDPParallelism(JobParallelism):
                 print(f"{self.describe()}\n{describe_groups(model, self.config, layout)}", file=sys.stderr)
         return model
 
-    def _shard(self, model: nn.Module) -> Layout:
-        """Shard the model, and give every parameter and buffer values. Collective."""
+    def _shard(self, model: nn.Module, *, always: bool) -> Layout:
+        """Shard the model, and give every parameter and buffer values. Collective.
+
+        Args:
+            model: Plain.
+            always: Whether all parameters become DTensors, also where `tp` alone cuts some.
+        """
         seed, is_rank_0_only = self._agree_on_values(model)
         rank_zero_values = RankZeroValues(model) if is_rank_0_only else None
         deferred = DeferredModel(model, self.config.param_init_fn)
@@ -200,7 +205,8 @@ class FSDPParallelism(JobParallelism):
             blocks.attach()
         cut, stacks = self._experts.cut(model, self.mesh)
         ignored = (*self.config.ignored_modules, *cut)
-        layout = shard(model, replace(self.config, ignored_modules=ignored), data_mesh, stacks=stacks)
+        config = replace(self.config, ignored_modules=ignored)
+        layout = shard(model, config, data_mesh, stacks=stacks, always=always)
         if self._shape.tensor > 1:
             spread_whole(model, self.mesh)
         values_device = torch.device("cpu") if self.config.cpu_offload else self.device

@@ -50,7 +50,12 @@ class Layout:
 
 
 def shard(
-    model: nn.Module, config: FSDPConfig, mesh: DeviceMesh, *, stacks: Mapping[str, DeviceMesh] | None = None
+    model: nn.Module,
+    config: FSDPConfig,
+    mesh: DeviceMesh,
+    *,
+    stacks: Mapping[str, DeviceMesh] | None = None,
+    always: bool = False,
 ) -> Layout:
     """Shard `model` over `mesh`, in place, bottom-up.
 
@@ -67,6 +72,7 @@ def shard(
         config: Determines grouping, casts, and levers.
         mesh: The data-parallel axes.
         stacks: Names of modules that are groups of their own on another mesh, as experts are.
+        always: Whether to shard on a mesh of one rank, too, so that all parameters become DTensors.
 
     Raises:
         ModelError: The model has gradients that cannot be reduced into shards.
@@ -84,7 +90,7 @@ def shard(
         )
     check_shardable(model, chosen, ignored)
     checkpointed = apply_activation_levers(model, config, chosen)
-    if mesh.size() == 1 and _is_kept(model, config, chosen.values()):
+    if mesh.size() == 1 and not always and _is_kept(model, config, chosen.values()):
         return Layout(groups=[], checkpointed=checkpointed)
     stacks = stacks or {}
     for name, other in stacks.items():

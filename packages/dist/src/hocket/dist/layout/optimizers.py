@@ -87,6 +87,15 @@ def remap(model: nn.Module, optimizers: Iterable[Optimizer], names: Iterable[Gro
                 _step_one_by_one(group)
 
 
+def takes_both_kinds(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is known to step sharded parameters beside whole ones.
+
+    L-BFGS joins all of them to one vector, and one that is neither torch's nor Hocket's may do so, too.
+    """
+    is_known = type(optimizer).__module__.startswith(("torch.optim.", "hocket."))
+    return is_known and not isinstance(optimizer, torch.optim.LBFGS)
+
+
 def _steps_local_parts(optimizer: Optimizer) -> bool:
     """Return whether the class that defines the optimizer's `step` says so; an override may not."""
     kinds: tuple[Any, ...] = type(optimizer).__mro__

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -106,6 +107,20 @@ def test_a_gradient_that_another_rank_counts_is_scaled_and_not_counted() -> None
     torch.testing.assert_close(other.grad, torch.tensor([6.0, 8.0]))
     assert clip_grad_norm_([other], 1.0, uncounted=[other]) == 0.0
     torch.testing.assert_close(other.grad, torch.tensor([6.0, 8.0]))
+
+
+def _clip_on_one() -> tuple[float, list[float] | None]:
+    one = nn.Parameter(torch.zeros(2))
+    if dist.get_rank() == 0:
+        one.grad = torch.tensor([3.0, 4.0])
+    norm = clip_grad_norm_([one], 1.0, over=dist.group.WORLD)
+    return float(norm), None if one.grad is None else one.grad.tolist()
+
+
+def test_a_rank_without_gradients_takes_part_in_the_norm(two_ranks: StandingRanks) -> None:
+    first, second = two_ranks.run(_clip_on_one)
+    assert first == (5.0, pytest.approx([0.6, 0.8]))
+    assert second == (5.0, None)
 
 
 def test_sparse_gradients_are_clipped_by_value_as_dense_ones() -> None:

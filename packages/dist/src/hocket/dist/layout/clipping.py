@@ -30,7 +30,7 @@ def clip_grad_norm_(
             sparse.
         max_norm: At least 0; `inf` measures and does not clip.
         over: Ranks with other parameters of the same model, as stages of a pipeline have, whose gradients
-            count in the norm; each of them has gradients.
+            count in the norm; some of them may have no gradients.
         uncounted: Parameters that other ranks of `over` count. Their gradients are scaled alike.
 
     Returns:
@@ -40,15 +40,16 @@ def clip_grad_norm_(
     Raises:
         ModelError: A gradient has a layout other than replicated or sharded.
     """
+    parameters = list(parameters)
     found = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in found if parameter.grad is not None]
-    if not gradients:
+    if not gradients and (over is None or not parameters):
         return torch.zeros((), device="cpu")
     left_out = {id(parameter) for parameter in uncounted}
     counted = [gradients[index] for index, one in enumerate(found) if id(one) not in left_out]
     squares = [
         _sum_over_ranks(_square_norm(local), groups) for groups, local in _by_groups(counted).items()
-    ] or [torch.zeros((), device=_local(gradients[0]).device)]
+    ] or [torch.zeros((), device=_local(parameters[0]).device)]
     total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
     total = (total if over is None else _sum_over_ranks(total, (over,))).sqrt()
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)

@@ -84,6 +84,18 @@ def test_other_optimizers_get_parameters_of_one_kind(two_ranks: StandingRanks) -
     two_ranks.run(_optimizers)
 
 
+def _stages() -> None:
+    for kind, is_sharded in ((torch.optim.AdamW, False), (OwnAdamW, True)):
+        with provide({"pp": 2, "tp": 2}, device="cpu", timeout_s=30) as parallelism:
+            model = _gpt()
+            parallelism.lay_out(model, [kind(model.parameters(), lr=0.01)])
+            assert all(isinstance(one, DTensor) for one in model.parameters()) == is_sharded, kind
+
+
+def test_other_optimizers_get_parameters_of_one_kind_in_stages(four_ranks: StandingRanks) -> None:
+    four_ranks.run(_stages)
+
+
 def _lbfgs(config: dict[str, Any] | None) -> list[torch.Tensor]:
     with provide(config, device="cpu", timeout_s=30) as parallelism:
         model = _gpt()

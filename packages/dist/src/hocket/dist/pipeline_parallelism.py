@@ -19,7 +19,13 @@ from hocket.dist.job_parallelism import JobParallelism
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
 from hocket.dist.layout.model_checks import check_model
-from hocket.dist.layout.optimizers import GroupNames, name_parameters, release_parameters, remap
+from hocket.dist.layout.optimizers import (
+    GroupNames,
+    name_parameters,
+    release_parameters,
+    remap,
+    takes_both_kinds,
+)
 from hocket.dist.layout.pipeline.blocks import Stage, StageBlocks, describe_error
 from hocket.dist.layout.pipeline.relay import StageRelay
 from hocket.dist.layout.pipeline.schedule import LossOf, StageSchedule, average_gradients
@@ -144,7 +150,8 @@ class PipelineParallelism(JobParallelism):
         released = release_parameters(model, optimizers)
         failure: Exception | None = None
         try:
-            self._keep(model, stages, own, stand_ins)
+            always = not all(map(takes_both_kinds, optimizers))
+            self._keep(model, stages, own, stand_ins, always=always)
         except Exception as error:  # noqa: BLE001 - raised below, alike on all ranks
             failure = error
         finally:
@@ -174,14 +181,20 @@ class PipelineParallelism(JobParallelism):
         return model
 
     def _keep(
-        self, model: nn.Module, stages: Stages, own: Sequence[int], stand_ins: dict[str, torch.Tensor]
+        self,
+        model: nn.Module,
+        stages: Stages,
+        own: Sequence[int],
+        stand_ins: dict[str, torch.Tensor],
+        *,
+        always: bool,
     ) -> None:
         """Lay out this rank's stages, whose modules are not those of other ranks. No communication."""
         self._cut, sequences = cut_stage(model, stages, own, self._ranks, self._tensor_parallel)
         self._blocks = StageBlocks(model, stages, own, stand_ins)
         self._blocks.sequences = sequences
         StageRelay(model, self._blocks, self._pipe, self.config)
-        self._shard(model, self._blocks)
+        self._shard(model, self._blocks, always=always)
 
     def _raise_alike(self, error: Exception | None) -> None:
         """Raise the error of this rank or, without one, that of another rank. Collective."""
@@ -192,8 +205,8 @@ class PipelineParallelism(JobParallelism):
             if failure is not None:
                 raise ModelError(f"rank {rank}: {failure}")
 
-    def _shard(self, model: nn.Module, blocks: StageBlocks) -> None:
-        """Shard this rank's stages over the ranks that have them. No communication."""
+    def _shard(self, model: nn.Module, blocks: StageBlocks, *, always: bool) -> None:
+        """Shard this rank's stages over its ranks; `always` as for `shard`. No communication."""
         if self._sharding is None:
             return
         for index in blocks.own:
@@ -203,7 +216,7 @@ class PipelineParallelism(JobParallelism):
         experts = self._ranks.experts
         cut, stacks = experts.cut(model, self._ranks.mesh)
         config = replace(self._sharding, ignored_modules=tuple(cut))
-        layout = shard(model, config, self._ranks.data_mesh, stacks=stacks)
+        layout = shard(model, config, self._ranks.data_mesh, stacks=stacks, always=always)
         if not layout.groups:
             place_gradients(model)
             return

@@ -360,3 +360,25 @@ def test_a_refusal_of_one_stage_is_told_to_the_others(two_ranks: StandingRanks) 
     first, second = two_ranks.run(_refuse_mixed)
     assert second.startswith("`norm.weight` is float32 and `head.weight` is bfloat16, both in the group")
     assert first == f"rank 1: {second}"
+
+
+def _train_first(config: Any) -> layouts.Numbers:
+    """Train the first block, and a norm of the last stage that nothing uses. Collective."""
+
+    def freeze(model: Any) -> torch.optim.SGD:
+        model.unused = nn.LayerNorm(24)
+        model.requires_grad_(False)
+        trained = [
+            *model.blocks[0].requires_grad_().parameters(),
+            *model.unused.requires_grad_().parameters(),
+        ]
+        return torch.optim.SGD(trained, lr=0.1)
+
+    return layouts.train("gpt", config, 1, layers=5, callbacks=[], make_optimizers=freeze)
+
+
+def test_a_stage_without_gradients_takes_part_in_clipping(two_ranks: StandingRanks) -> None:
+    alone = _train_first(None)
+    for found in two_ranks.run(_train_first, {"pp": 2}):
+        assert found.losses == pytest.approx(alone.losses, rel=1e-5)
+        assert found.norms == pytest.approx(alone.norms, rel=1e-5)

@@ -12,6 +12,7 @@ import torch
 from hocket.trainer.callback import Callback
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.log.logger import Logger
+from hocket.trainer.protocols import Pipelined
 from hocket.trainer.ranks.sharded_tensors import local_part
 
 if TYPE_CHECKING:
@@ -81,8 +82,10 @@ class GradientClipper(Callback):
         if self.config.clipping_type == "value":
             clamp_gradients(state.module.named_parameters(), threshold)
             return
-        if parameters := [one for one in state.module.parameters() if one.grad is not None]:
-            norm = state.parallelism.clip_grad_norm_(parameters, threshold)
+        has_gradients = any(one.grad is not None for one in state.module.parameters())
+        # The norm is that of all stages, so that one without gradients takes part, too.
+        if has_gradients or isinstance(state.parallelism, Pipelined):
+            norm = state.parallelism.clip_grad_norm_(state.module.parameters(), threshold)
             logger.log_metrics({"l2_norm/grad/before_clipping": norm}, step=state.timestamp.counts.batch + 1)
 
 

@@ -28,7 +28,7 @@ def check_values(model: nn.Module) -> None:
 
 
 def check_stages(model: nn.Module, stages: Stages) -> None:
-    """Refuse a stage of which nothing is trained: its ranks would not take part in clipping.
+    """Refuse a stage of which nothing is trained, since every optimizer has parameters of each stage.
 
     Raises:
         ModelError: There is one.

@@ -90,47 +90,13 @@ def provide(
             gradient_sync=fsdp.gradient_sync if pipeline else gradient_sync or fsdp.gradient_sync,
             find_unused_parameters=fsdp.find_unused_parameters or find_unused_parameters,
         )
-        if precision == "amp_fp16" and fsdp.ignored_modules:
-            raise ConfigError(
-                f"`ignored_modules` is {fsdp.ignored_modules!r} and `precision` is 'amp_fp16': torch's "
-                "gradient scaler takes no gradients of which some are sharded and some are not. Use "
-                "`precision='amp_bf16'`, or shard all modules"
-            )
-        if precision == "amp_fp16" and tensor_parallel is not None:
-            raise ConfigError(
-                f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
-                "takes no gradients of several layouts. Use `precision='amp_bf16'`"
-            )
-        if (
-            context_parallel is not None
-            and context_parallel.is_ring
-            and fsdp.activation_checkpointing_save_ops
-        ):
-            raise ConfigError(
-                f"`activation_checkpointing_save_ops` is {fsdp.activation_checkpointing_save_ops!r}, and the "
-                "method of `cp` is 'ring', which torch's selective recomputation does not repeat operator by "
-                "operator. Leave it out, which recomputes attention too"
-            )
-        if experts > 1 and (precision == "amp_fp16" or fsdp.cpu_offload):
-            what = "`precision` is 'amp_fp16'" if precision == "amp_fp16" else "`cpu_offload` is True"
-            raise ConfigError(
-                f"`parallelism_config` has `ep`, and {what}, which does not work beside it. Leave one of "
-                "the two out"
-            )
+        _check_together(fsdp, context_parallel, tensor_parallel, experts, precision)
         tensor = 1 if tensor_parallel is None else tensor_parallel.degree
         if pipeline is None:
             context = 1 if context_parallel is None else context_parallel.degree
             mesh_shape(fsdp, read_world(), context=context, tensor=tensor)
-    if pipeline is not None and torch.__version__ < "2.10":
-        raise ConfigError(
-            f"`pp` is {pipeline.degree}, and this is torch {torch.__version__}, whose gloo ends ranks that "
-            "send activations to each other. Install torch 2.10 or newer, or leave `pp` out"
-        )
-    if pipeline is not None and precision == "amp_fp16":
-        raise ConfigError(
-            f"`pp` is {pipeline.degree} and `precision` is 'amp_fp16': torch's gradient scaler knows the "
-            "gradients of one stage alone. Use `precision='amp_bf16'`"
-        )
+    if pipeline is not None:
+        _check_pipeline(pipeline, precision)
     is_given = fsdp is None and pipeline is None and model is not None and is_laid_out(model)
     if is_given and gradient_sync not in (None, "every"):
         raise ConfigError(
@@ -168,6 +134,61 @@ def provide(
     except BaseException:
         group.close()
         raise
+
+
+def _check_together(
+    fsdp: FSDPConfig,
+    context_parallel: ContextParallelConfig | None,
+    tensor_parallel: TensorParallelConfig | None,
+    experts: int,
+    precision: str | None,
+) -> None:
+    """Refuse settings of sharded models that do not go together.
+
+    Raises:
+        ConfigError: Two of them do not.
+    """
+    if precision == "amp_fp16" and fsdp.ignored_modules:
+        raise ConfigError(
+            f"`ignored_modules` is {fsdp.ignored_modules!r} and `precision` is 'amp_fp16': torch's "
+            "gradient scaler takes no gradients of which some are sharded and some are not. Use "
+            "`precision='amp_bf16'`, or shard all modules"
+        )
+    if precision == "amp_fp16" and tensor_parallel is not None:
+        raise ConfigError(
+            f"`tp` is {tensor_parallel.degree} and `precision` is 'amp_fp16': torch's gradient scaler "
+            "takes no gradients of several layouts. Use `precision='amp_bf16'`"
+        )
+    if context_parallel is not None and context_parallel.is_ring and fsdp.activation_checkpointing_save_ops:
+        raise ConfigError(
+            f"`activation_checkpointing_save_ops` is {fsdp.activation_checkpointing_save_ops!r}, and the "
+            "method of `cp` is 'ring', which torch's selective recomputation does not repeat operator by "
+            "operator. Leave it out, which recomputes attention too"
+        )
+    if experts > 1 and (precision == "amp_fp16" or fsdp.cpu_offload):
+        what = "`precision` is 'amp_fp16'" if precision == "amp_fp16" else "`cpu_offload` is True"
+        raise ConfigError(
+            f"`parallelism_config` has `ep`, and {what}, which does not work beside it. Leave one of "
+            "the two out"
+        )
+
+
+def _check_pipeline(pipeline: PipelineConfig, precision: str | None) -> None:
+    """Refuse a torch or a precision with which stages do not train.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if torch.__version__ < "2.10":
+        raise ConfigError(
+            f"`pp` is {pipeline.degree}, and this is torch {torch.__version__}, whose gloo ends ranks that "
+            "send activations to each other. Install torch 2.10 or newer, or leave `pp` out"
+        )
+    if precision == "amp_fp16":
+        raise ConfigError(
+            f"`pp` is {pipeline.degree} and `precision` is 'amp_fp16': torch's gradient scaler knows the "
+            "gradients of one stage alone. Use `precision='amp_bf16'`"
+        )
 
 
 def _pipeline_of(config: Any) -> PipelineConfig | None:

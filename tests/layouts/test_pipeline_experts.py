@@ -111,6 +111,13 @@ def test_stages_that_share_experts_train_as_one_process(
     _check(four_ranks, OF_4[name], kind, name, 3)
 
 
+def test_a_tied_weight_goes_with_experts_that_a_stage_shares(four_ranks: StandingRanks) -> None:
+    found = four_ranks.run(_train, "tied mixture", {"pp": 2, "ep": 2}, 2, 3, 1)
+    alone, counted = _alone("tied mixture", 3, 1)
+    check_numbers([one for one, _ in found], alone, "tied mixture | pp 2 × ep 2", copies=2, num_tied=1)
+    assert all(counts == counted for _, counts in found)
+
+
 def _train_frozen(part: str, config: dict[str, Any] | None, num_ranks: int) -> layouts.Numbers:
     """Train without the parameters that have `part` in their names. Collective."""
 

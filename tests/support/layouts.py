@@ -70,8 +70,8 @@ def build(kind: str, layers: int = 2) -> nn.Module:
         return _resnet()
     if kind == "gpt":
         return GPT(GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4))
-    if kind in ("tied gpt", "tied gpt with bias"):
-        tied: Any = build("gpt", layers)
+    if kind in ("tied gpt", "tied gpt with bias", "tied mixture"):
+        tied: Any = build("mixture" if kind == "tied mixture" else "gpt", layers)
         tied.head = nn.Linear(24, tied.head.out_features, bias=kind.endswith("bias"))
         tied.head.weight = tied.byte_embedding.weight
         return tied
@@ -146,7 +146,7 @@ def samples(kind: str, steps: int) -> list[Any]:
         if kind == "resnet":
             made.append((torch.rand(1, 8, 8, generator=generator), index % 10))
             continue
-        is_gpt = kind in ("gpt", "tied gpt", "tied gpt with bias", "mixture")
+        is_gpt = kind in ("gpt", "tied gpt", "tied gpt with bias", "mixture", "tied mixture")
         length = LENGTH if is_gpt else LENGTH - 1
         tokens = torch.randint(0, VOCABULARY, (length,), generator=generator)
         if is_gpt:

@@ -129,7 +129,7 @@ def test_experts_of_a_deepspeed_config_train_as_one_process(four_ranks: Standing
 def test_every_layout_of_experts_trains_as_one_process(
     four_ranks: StandingRanks, kind: str, name: str
 ) -> None:
-    _check(four_ranks, kind, name, 20)
+    _check(four_ranks, kind, name, layouts.num_steps(kind))
 
 
 def _resume(

@@ -65,7 +65,7 @@ def test_muon_on_shards_trains_as_one_process(four_ranks: StandingRanks, name: s
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_muon_on_every_layout_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     if kind == "gpt" or name not in ("tp 4",):  # the others have two heads of keys
-        _check(four_ranks, kind, name, 20)
+        _check(four_ranks, kind, name, layouts.num_steps(kind))
 
 
 def _steps(values: list[torch.Tensor], gradients: list[list[torch.Tensor]], **settings: Any) -> list[Any]:

@@ -20,7 +20,6 @@ from support import layouts
 from support.stages import (
     KINDS,
     NEEDS_TORCH,
-    STEPS,
     Five,
     check_numbers,
     train_alone,
@@ -58,7 +57,7 @@ def test_stages_train_as_one_process(four_ranks: StandingRanks, kind: str, name:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_schedule_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    steps = STEPS.get(kind, 20)
+    steps = layouts.num_steps(kind)
     found = four_ranks.run(train_stages, kind, SCHEDULES[name], steps)
     check_numbers(found, train_alone(kind, steps), f"{kind} | {name}")
 
@@ -112,7 +111,7 @@ def test_stages_in_bf16_are_within_a_hundredth_of_one_process(four_ranks: Standi
 def test_copies_and_shards_of_stages_train_long_as_one_process(
     four_ranks: StandingRanks, kind: str, axis: str
 ) -> None:
-    steps = STEPS.get(kind, 20)
+    steps = layouts.num_steps(kind)
     found = four_ranks.run(train_copies, kind, steps, axis)
     check_numbers(found, train_alone(kind, steps), f"{kind} | pp 2 × {axis} 2", copies=2)
 

@@ -24,7 +24,7 @@ from hocket.trainer import Trainer
 from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
 from support.stage_checkpoints import Layout, Part, check_pair, joined, train_part
-from support.stages import NEEDS_TORCH, STEPS, check_equal, check_numbers
+from support.stages import NEEDS_TORCH, check_equal, check_numbers
 from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
@@ -146,7 +146,7 @@ def test_parts_of_a_stage_that_are_not_trained_keep_their_values(
 def test_a_product_of_stages_and_experts_trains_as_one_process(
     four_ranks: StandingRanks, kind: str, name: str
 ) -> None:
-    _check(four_ranks, OF_4[name], kind, name, 20)
+    _check(four_ranks, OF_4[name], kind, name, layouts.num_steps(kind))
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_a_product_of_stages_and_experts_trains_as_one_process(
 def test_a_product_of_stages_and_experts_on_8_ranks_trains_as_one_process(
     eight_ranks: StandingRanks, kind: str, name: str
 ) -> None:
-    _check(eight_ranks, OF_8[name], kind, name, STEPS.get(kind, 20))
+    _check(eight_ranks, OF_8[name], kind, name, layouts.num_steps(kind))
 
 
 CHECKPOINTS: dict[str, Layout | None] = {

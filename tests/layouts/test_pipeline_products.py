@@ -13,7 +13,7 @@ import pytest
 
 from support import layouts
 from support.stage_checkpoints import Layout, check_pair
-from support.stages import NEEDS_TORCH, STEPS, check_numbers, train_alone, train_layout
+from support.stages import NEEDS_TORCH, check_numbers, train_alone, train_layout
 from support.standing_ranks import StandingRanks, standing_ranks
 
 pytestmark = NEEDS_TORCH
@@ -94,7 +94,7 @@ def test_cut_stages_train_as_one_process(four_ranks: StandingRanks, kind: str, n
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES_OF_4)
 def test_a_product_of_stages_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    _check(four_ranks, OF_4[name], kind, name, STEPS.get(kind, 20))
+    _check(four_ranks, OF_4[name], kind, name, layouts.num_steps(kind))
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_product_of_stages_trains_as_one_process(four_ranks: StandingRanks, ki
 def test_a_product_of_stages_on_8_ranks_trains_as_one_process(
     eight_ranks: StandingRanks, kind: str, name: str
 ) -> None:
-    _check(eight_ranks, OF_8[name], kind, name, STEPS.get(kind, 20))
+    _check(eight_ranks, OF_8[name], kind, name, layouts.num_steps(kind))
 
 
 CHECKPOINTS: dict[str, Layout] = {

@@ -18,7 +18,6 @@ from support import layouts
 from support.stages import (
     KINDS,
     NEEDS_TORCH,
-    STEPS,
     Five,
     check_numbers,
     train_alone,
@@ -56,7 +55,7 @@ def test_four_ranks_of_two_stages_train_as_one_process(four_ranks: StandingRanks
 def test_copies_and_shards_of_two_stages_train_as_one_process(
     four_ranks: StandingRanks, kind: str, axis: str, schedule: str
 ) -> None:
-    steps = STEPS.get(kind, 20)
+    steps = layouts.num_steps(kind)
     found = four_ranks.run(train_copies, kind, steps, axis, schedule, 1)
     check_numbers(found, train_alone(kind, steps, 1), f"{kind} | {schedule} | {axis} 2", copies=2)
 

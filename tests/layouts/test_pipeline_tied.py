@@ -70,7 +70,7 @@ def test_a_tied_weight_trains_as_on_one_process(four_ranks: StandingRanks, kind:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_tied_weight_trains_long_as_on_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    _check(four_ranks, kind, name, 20)
+    _check(four_ranks, kind, name, layouts.num_steps(kind))
 
 
 def _resume(kind: str, name: str, folder: str) -> list[Any]:

@@ -101,7 +101,7 @@ def test_cut_shards_and_sequences_train_as_one_process(four_ranks: StandingRanks
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_product_of_axes_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    _check(four_ranks, kind, name, 20)
+    _check(four_ranks, kind, name, layouts.num_steps(kind))
 
 
 def _train_by_deepspeed() -> layouts.Numbers:

@@ -77,7 +77,7 @@ def test_a_ring_trains_as_one_process(four_ranks: StandingRanks, kind: str, name
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_products_of_a_ring_train_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    _check(four_ranks, kind, name, 20)
+    _check(four_ranks, kind, name, layouts.num_steps(kind))
 
 
 def _batch(what: str) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -72,6 +75,29 @@ def test_every_rank_gets_the_numbers_of_all_in_order(num_ranks, tmp_path, monkey
         assert first == [(float(rank), 0.1) for rank in range(num_ranks)]
         assert second == [(2.0**53 - rank, -1.0) for rank in range(num_ranks)]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_with_more_than_1024_open_files_waits_for_numbers():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"this process may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        ends = socket.socketpair()
+        with ends[0]:
+            high = socket.socket(fileno=fcntl.fcntl(ends[0].fileno(), fcntl.F_DUPFD, 1100))
+        early = RankSockets(0, {1: high}, num_numbers=1, timeout_s=30)
+        late = RankSockets(1, {0: ends[1]}, num_numbers=1, timeout_s=30)
+        number = early.send(1.0)
+        with ThreadPoolExecutor(1) as pool:
+            received = pool.submit(early.receive, number)
+            time.sleep(0.2)  # `early` waits by now
+            late.send(2.0)
+            assert received.result(30) == [(1.0,), (2.0,)]
+        early.close()
+        late.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_many_ranks_and_ranks_on_several_hosts_use_no_sockets(monkeypatch, tmp_path):

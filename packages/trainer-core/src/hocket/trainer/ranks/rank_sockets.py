@@ -104,7 +104,10 @@ class RankSockets:
                 part = connection.recv(size - len(data))
             except BlockingIOError:
                 deadline = deadline or time.monotonic() + self._timeout_s
-                if not select.select([connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                # `select` takes no descriptor above 1023, and a process with many open files has such.
+                poll = select.poll()
+                poll.register(connection, select.POLLIN)
+                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     raise self._lost(rank, f"sent nothing for {self._timeout_s:g} s") from None
                 continue
             except ConnectionResetError:

@@ -18,6 +18,12 @@ START_TIMEOUT_S = 120
 MOST_THREADS = 30
 """Threads of a rank, about five groups' worth, beyond which `renew` starts the ranks anew."""
 
+MOST_THREADS_OF_ALL = 800
+"""Threads of all ranks together beyond which `run` does the same, within a module.
+
+Eight ranks of 270 threads each used both cores of a machine by looking for work.
+"""
+
 
 class StandingRanks:
     """Processes with a gloo group that run one function after the other.
@@ -45,21 +51,23 @@ class StandingRanks:
             RankTimeoutError: The deadline passed.
         """
         try:
-            return self._run(fn, args, timeout_s)
+            results = self._run(fn, args, timeout_s)
+            self.renew(MOST_THREADS_OF_ALL // self.world_size)
+            return results
         except BaseException:
             # Restart now, because processes started during the next test would count as its leaks.
             self.close()
             self.start()
             raise
 
-    def renew(self) -> None:
+    def renew(self, most_threads: int = MOST_THREADS) -> None:
         """Start the processes anew if they have gathered threads; for the time between tests.
 
         torch's caches of sharding decisions keep the groups of all meshes that they saw, and each gloo group
         has a thread that looks for work a hundred times a second: with 80 groups each rank used a minute of
         processor time.
         """
-        if max(rank.thread_count() for rank in self._ranks) > MOST_THREADS:
+        if max(rank.thread_count() for rank in self._ranks) > most_threads:
             self.close()
             self.start()
 

@@ -15,6 +15,7 @@ import pytest
 
 from support import leaks, ranks, sampling
 from support.ranks import RankError, RankTimeoutError, run_ranks
+from support.standing_ranks import standing_ranks
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,16 @@ def sleep_forever(folder: str) -> None:
     if os.environ["RANK"] == "0":
         return
     subprocess.run([sys.executable, "-c", CHILD, Path(folder, "child")], check=False)
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def gather_threads() -> int:
+    for _ in range(60):
+        threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+    return os.getpid()
 
 
 def die_at_once() -> None:
@@ -185,6 +196,17 @@ def test_the_process_group_is_always_destroyed(tmp_path: Path, should_fail: bool
     else:
         run_ranks(group_at_exit, 1, str(tmp_path), False, init="gloo")
     assert (tmp_path / "0").read_text() == "True False"
+
+
+def test_standing_ranks_start_anew_once_they_have_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.standing_ranks.MOST_THREADS_OF_ALL", 120)
+
+    with standing_ranks(2) as standing:
+        before = leaks.snapshot()
+        first = standing.run(own_pid)
+        assert standing.run(gather_threads) == first
+        assert not {*standing.run(own_pid)} & {*first}
+        leaks.check(before)
 
 
 def test_threads_files_children_and_environment_count_as_leaks(

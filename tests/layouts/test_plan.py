@@ -24,11 +24,16 @@ TOLERANCE = 0.1
 MIB = 2**20
 LENGTH, ROWS, MICROBATCHES = 64, 2, 2
 LOOPED = {"degree": 2, "schedule": "Interleaved1F1B"}
-LAYOUTS_OF_2: dict[str, dict[str, int]] = {
+LAYOUTS_OF_2: dict[str, dict[str, Any]] = {
     "dp_shard 2": {"dp_shard": 2},
     "tp 2": {"tp": 2},
     "pp 2": {"pp": 2},
     "cp 2": {"cp": 2},
+    "cp 2, ring": {"cp": {"degree": 2, "method": "ring"}},
+    "tp 2, sequences, loss": {"tp": {"degree": 2, "sequence_parallel": True, "loss_parallel": True}},
+    "tp 2, a plan": {
+        "tp": {"degree": 2, "plan": {"blocks.*.mlp_in": "colwise", "blocks.*.mlp_out": "rowwise"}}
+    },
 }
 LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
     "pp 2 × tp 2": {"pp": 2, "tp": 2},

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from support import leaks
 from support.ranks import Rank, collect, describe_task, environment, held_port
 
 START_TIMEOUT_S = 120
@@ -75,6 +76,7 @@ class StandingRanks:
         """End the processes."""
         for rank in self._ranks:
             rank.kill()
+            leaks.release_process(rank.process.pid)
         self._ranks = []
 
     def start(self) -> None:
@@ -84,7 +86,11 @@ class StandingRanks:
         with held_port() as port:
             for rank in range(self.world_size):
                 variables = environment(rank, self.world_size, port.getsockname()[1], None)
-                self._ranks.append(Rank(rank, folder, variables, is_standing=True))
+                self._ranks.append(standing := Rank(rank, folder, variables, is_standing=True))
+                # `run` starts the processes anew within a test.
+                leaks.keep_process(standing.process.pid)
+                if standing.process.stdin is not None:
+                    leaks.keep_file(standing.process.stdin.fileno())
             # The port is held until rank 0 listens there.
             self._run(_join, (), START_TIMEOUT_S)
 

@@ -63,12 +63,17 @@ def test_plan_proposes_the_three_best_layouts(tmp_path: Path, capsys: pytest.Cap
     assert "The smallest:" in capsys.readouterr().out
     assert launch.main([*arguments, "--parallelism-config", "{'pp': 4, 'dp_shard': 1024}"]) == 0
     assert "1. {'pp': 4, 'dp_shard': 1024}" in capsys.readouterr().out
+    for given in (
+        "{'cp': {'degree': 2, 'method': 'ring'}, 'tp': {'degree': 2, 'sequence_parallel': True}}",
+        "{'tp': {'degree': 4, 'loss_parallel': True}}",
+    ):
+        assert launch.main([*arguments, "--parallelism-config", given]) == 0
+        assert given[1:-1] in capsys.readouterr().out
     for options, message in (
         (["--parallelism-config", "{'tp': 3}"], "The nearest layout that does is"),
-        (["--parallelism-config", "{'tp': {'degree': 2, 'sequence_parallel': True}}"], "is not estimated"),
         (
-            ["--parallelism-config", "{'cp': {'degree': 2, 'method': 'ring'}}"],
-            "is 'ring', and is not estimated",
+            ["--parallelism-config", "{'tp': {'degree': 2, 'plan': {'blocks.*.nothing': 'colwise'}}}"],
+            "names `blocks.*.nothing`, which is no module of GPT",
         ),
         (["--parallelism-config", "{'fsdp': {'cpu_offload': True}}"], "Give these keys in `--fsdp-config`"),
         (["--parallelism-config", "{'tq': 2}"], "Did you mean `tp`?"),

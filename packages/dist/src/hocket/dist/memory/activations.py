@@ -23,6 +23,9 @@ from hocket.dist.layout.wrapping import choose_wraps
 from hocket.dist.memory.expert_rows import EvenRows
 from hocket.dist.memory.meta_operators import KnownIndices, attend
 
+_FLOAT32 = 4
+"""Bytes of a number."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
@@ -32,12 +35,16 @@ class Span:
         saved: Bytes that it saves for backward.
         flops: Its floating-point operations.
         attended: Bytes of the queries, keys, values and results of its attention.
+        keyed: Bytes of the keys and values alone.
+        key_gradients: Bytes of their gradients in float32.
         routed: Bytes of the rows that it sends to experts, once for each expert of a row.
     """
 
     saved: int = 0
     flops: int = 0
     attended: int = 0
+    keyed: int = 0
+    key_gradients: int = 0
     routed: int = 0
 
     def __add__(self, other: "Span") -> "Span":
@@ -46,6 +53,8 @@ class Span:
             saved=self.saved + other.saved,
             flops=self.flops + other.flops,
             attended=self.attended + other.attended,
+            keyed=self.keyed + other.keyed,
+            key_gradients=self.key_gradients + other.key_gradients,
             routed=self.routed + other.routed,
         )
 
@@ -207,7 +216,8 @@ class _Pass(TorchFunctionMode):
         self.parts: dict[str, Span] = {}
         self.exchanged: dict[str, tuple[int, int]] = {}
         self.boundary: tuple[int, ...] = ()
-        self.boundary_bytes = self.flops_inside = self._attended = self._other_flops = 0
+        self.boundary_bytes = self.flops_inside = self._other_flops = 0
+        self._attended = self._keyed = self._keys = 0
         self._flops = FlopCounterMode(display=False)
         self._rows = EvenRows(is_exchanged=exchanges_rows)
         self._open: list[tuple[_Counter, Span]] = []
@@ -221,7 +231,10 @@ class _Pass(TorchFunctionMode):
         self._first = next((name for name in firsts if name is not None), None)
         for name, module in self.model.named_modules():
             if name in self._blocks or name in self._parts:
-                module.register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True)
+                # Before the hooks of a share, which cut sequences.
+                module.register_forward_pre_hook(
+                    functools.partial(self._enter, name), with_kwargs=True, prepend=True
+                )
             if name in self._blocks or name in self._parts or module._parameters:
                 module.register_forward_hook(functools.partial(self._leave, name))
         for stack in find_experts(self.model).values():
@@ -239,6 +252,8 @@ class _Pass(TorchFunctionMode):
             saved=counter.bytes,
             flops=self._flops.get_total_flops() + self._other_flops + self._rows.flops - start.flops,
             attended=self._attended - start.attended,
+            keyed=self._keyed - start.keyed,
+            key_gradients=self._keys * _FLOAT32 - start.key_gradients,
             routed=self._rows.sent - start.routed,
         )
 
@@ -257,8 +272,10 @@ class _Pass(TorchFunctionMode):
         if func is not nn.functional.scaled_dot_product_attention:
             return func(*args, **given)
         result, flops = attend(*args, **given)
-        tensors = [*args[:3], *(given[name] for name in ("query", "key", "value") if name in given), result]
-        self._attended += sum(map(_size, tensors))
+        query, key, value = (*args, *(given[name] for name in ("query", "key", "value") if name in given))[:3]
+        self._attended += sum(map(_size, (query, key, value, result)))
+        self._keyed += _size(key) + _size(value)
+        self._keys += key.numel() + value.numel()
         self._other_flops += flops
         return result
 

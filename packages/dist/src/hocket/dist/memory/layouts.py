@@ -3,9 +3,10 @@
 Nothing is started and no rank exists, so that thousands of ranks take as long as eight.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
-from hocket.dist.config.tensor_parallel import Plan, Style
+from hocket.dist.config.tensor_parallel import Style, TensorParallelConfig
 from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.experts import check_experts, find_experts
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages
@@ -66,6 +67,8 @@ class LayoutEstimate:
             of data parallelism goes on beside computing, and has only the part that is longer.
         share: The part of the time in which a rank does work that one process would do, too.
         pipeline: The stages; None for one.
+        tensor: The plan of `tp`, and what its ranks share. Degrees are those of `degrees`, here and below.
+        context: How ranks of `cp` attend.
     """
 
     degrees: Mapping[str, int]
@@ -77,6 +80,8 @@ class LayoutEstimate:
     seconds: Mapping[str, float]
     share: float
     pipeline: PipelineConfig | None = None
+    tensor: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    context: ContextParallelConfig = field(default_factory=ContextParallelConfig)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -90,6 +95,14 @@ class LayoutEstimate:
                 shown[PP]["stages_per_rank"] = self.pipeline.stages_per_rank
             if self.pipeline.split is not None:
                 shown[PP]["split"] = list(self.pipeline.split)
+        for axis, given in ((TP, self.tensor), (CP, self.context)):
+            settings = {
+                one.name: value
+                for one in fields(given)
+                if one.name != "degree" and (value := getattr(given, one.name)) != one.default
+            }
+            if axis in shown and settings:
+                shown[axis] = {"degree": shown[axis], **settings}
         if self.config.activation_checkpointing:
             shown["fsdp"] = {"activation_checkpointing": True}
         return shown or {DP_SHARD: 1}
@@ -103,7 +116,8 @@ class LayoutEstimator:
         batch: One microbatch of a data-parallel rank.
         machines: The ranks.
         config: The settings of the sharding; degrees are ignored.
-        plan: The plan of tensor parallelism; None finds the model's own.
+        tensor: The plan of `tp`, and what its ranks share; degrees are ignored, here and below.
+        context: How ranks of `cp` attend.
         loss: `loss(outputs, batch)`; the model's own if it has one.
         optimizer_slots: Tensors of a parameter's size in the optimizer.
         microbatches: Microbatches of a step; with stages at least as many as there are stages.
@@ -119,14 +133,16 @@ class LayoutEstimator:
         machines: Machines,
         *,
         config: FSDPConfig | None = None,
-        plan: Plan | None = None,
+        tensor: TensorParallelConfig | None = None,
+        context: ContextParallelConfig | None = None,
         loss: Callable[[Any, Any], torch.Tensor] | None = None,
         optimizer_slots: int = 2,
         microbatches: int = 1,
     ) -> None:
         self._model, self._batch, self.machines = model, batch, machines
         self._config = config or FSDPConfig()
-        self._plan, self._loss = plan, loss
+        self._tensor, self._context = tensor or TensorParallelConfig(), context or ContextParallelConfig()
+        self._loss = loss
         self._slots, self._microbatches = optimizer_slots, microbatches
         # Many layouts ask for the same parts.
         self._models: dict[int, tuple[nn.Module, dict[str, Style]]] = {}
@@ -165,8 +181,8 @@ class LayoutEstimator:
             pp=replace(pipeline or PipelineConfig(), degree=sizes[PP]),
             dp_replicate=sizes[DP_REPLICATE],
             dp_shard=sizes[DP_SHARD],
-            cp=ContextParallelConfig(degree=sizes[CP]),
-            tp=None if sizes[TP] == 1 else {"degree": sizes[TP], "plan": self._plan},  # type: ignore[arg-type]
+            cp=replace(self._context, degree=sizes[CP]),
+            tp=None if sizes[TP] == 1 else replace(self._tensor, degree=sizes[TP]),
             ep=sizes[EP],
             fsdp=replace(
                 self._config,
@@ -204,13 +220,24 @@ class LayoutEstimator:
             seconds=seconds,
             share=needed / sum(seconds.values()) if sum(seconds.values()) else 1.0,
             pipeline=stages,
+            tensor=self._tensor,
+            context=self._context,
         )
+
+    def with_settings(
+        self, tensor: TensorParallelConfig, context: ContextParallelConfig
+    ) -> "LayoutEstimator":
+        """Return an estimator of the same model with other settings of `tp` and `cp`."""
+        other = copy.copy(self)
+        other._tensor, other._context = tensor, context
+        other._models, other._passes, other._shares = {}, {}, {}
+        return other
 
     def _model_of(self, tensor: int) -> tuple[nn.Module, dict[str, Style]]:
         """Return what a rank of `tp` has of the model, and the style of each module that is cut."""
         if tensor not in self._models:
             self._models[tensor] = (
-                (self._model, {}) if tensor == 1 else tensor_share(self._model, self._plan, tensor)
+                (self._model, {}) if tensor == 1 else tensor_share(self._model, self._tensor, tensor)
             )
         return self._models[tensor]
 
@@ -278,15 +305,20 @@ class LayoutEstimator:
                     f"`cpu_offload` in `--fsdp-config` does not work with `{EP}`. Leave one out"
                 )
         context, tensor = sizes[CP], sizes[TP]
-        if context == 1:
-            return
-        find_blocks(self._model, f"`{CP}`")
-        check_attention(self._model, CP)
-        check_sequence_heads(self._model, ContextParallelConfig(degree=context), tensor)
+        has_parts = tensor > 1 and self._tensor.sequence_parallel
+        if context > 1:
+            find_blocks(self._model, f"`{CP}`")
+            check_attention(self._model, CP)
+            check_sequence_heads(self._model, replace(self._context, degree=context), tensor)
+        parts = context * (tensor if has_parts else 1)
+        if self._context.is_ring and context > 1:
+            parts = math.lcm(parts, 2 * context)  # each has a part of the head and one of the tail
         length = self._whole.boundary[1] if len(self._whole.boundary) > 1 else 0
-        if length % context:
+        if length % parts:
             raise ModelError(
-                f"sequences of {length} positions cannot be shared evenly by {context} ranks of `{CP}`"
+                f"sequences of {length} positions cannot be shared evenly in {parts} parts by the ranks of "
+                f"{f'`{CP}`' if context > 1 else ''}{' × ' if context > 1 and has_parts else ''}"
+                f"{f'`{TP}`' if has_parts else ''}"
             )
 
     def _memory(
@@ -308,7 +340,9 @@ class LayoutEstimator:
         activations = [inside + forward.outside]
         if pipeline is not None:
             activations = [
-                stage_activations(forward, share, steps, microbatches, sizes)
+                stage_activations(
+                    forward, share, steps, microbatches, sizes, are_cut=self._tensor.sequence_parallel
+                )
                 for share, steps in zip(shares, orders_of(pipeline, microbatches), strict=True)
             ]
         found = [
@@ -342,8 +376,9 @@ class LayoutEstimator:
                 config,
                 sizes,
                 microbatches=microbatches,
-                boundary=self._whole.boundary_bytes,
-                exchanged=self._whole.exchanged,
+                whole=self._whole,
+                tensor_parallel=self._tensor,
+                context_parallel=self._context,
             )
             for share in self._shares_of(config, sizes, pipeline)
         ]

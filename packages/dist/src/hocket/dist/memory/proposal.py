@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.parallelism import ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ConfigError, DistError
 from hocket.dist.memory.layouts import LayoutEstimate, LayoutEstimator, Machines
 
@@ -120,17 +122,10 @@ def propose_only(estimator: LayoutEstimator, given: Mapping[str, Any], memory: f
             raise ConfigError(
                 f"`{name}` in `--parallelism-config` is {given[name]!r}. Give these keys in `--fsdp-config`"
             )
-    tensor = parallelism.tp
-    for name in ("plan", "sequence_parallel", "loss_parallel"):
-        if tensor is not None and getattr(tensor, name):
-            raise ConfigError(
-                f"`{name}` of `{TP}` in `--parallelism-config` is {getattr(tensor, name)!r}, and is not "
-                "estimated. Leave it out for an estimate with the model's own plan and whole activations"
-            )
-    if parallelism.cp is not None and parallelism.cp.is_ring:
-        raise ConfigError(
-            f"`method` of `{CP}` in `--parallelism-config` is 'ring', and is not estimated. Leave it out for "
-            "an estimate with an exchange of heads"
+    tensor, context = parallelism.tp, parallelism.cp
+    if tensor is not None or context is not None:
+        estimator = estimator.with_settings(
+            tensor or TensorParallelConfig(), context or ContextParallelConfig()
         )
     ranks = estimator.machines.ranks
     degrees = {**parallelism.degrees(ranks), EP: parallelism.expert_degree(ranks)}

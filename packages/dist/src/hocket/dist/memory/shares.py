@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from hocket.dist.config.axes import CP, EP
+from hocket.dist.config.axes import CP, EP, TP
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import Style
@@ -122,7 +122,13 @@ def stage_shares(
 
 
 def stage_activations(
-    forward: ForwardPass, share: Share, steps: Sequence[Step], microbatches: int, sizes: Mapping[str, int]
+    forward: ForwardPass,
+    share: Share,
+    steps: Sequence[Step],
+    microbatches: int,
+    sizes: Mapping[str, int],
+    *,
+    are_cut: bool = False,
 ) -> int:
     """Return the bytes of the activations of a rank of a pipeline, when they and the gradients take most.
 
@@ -135,14 +141,16 @@ def stage_activations(
         steps: The order in which it computes.
         microbatches: Those of a batch.
         sizes: The ranks along each axis.
+        are_cut: Whether ranks of `tp` share the activations between the blocks.
     """
     context, last, boundary = sizes[CP], share.num_stages - 1, forward.boundary_bytes
+    is_whole = context == 1 and not (are_cut and sizes[TP] > 1)
     outside = max(forward.whole.saved - sum(one.saved for one in forward.parts.values()), 0)
     saved, gradients, places = dict[int, int](), dict[int, int](), 0
     for stage in share.stages:
         # The activations that a stage has received are the input that its first block saves, unless that cuts
         # them. Those that it sends are kept until their backward pass.
-        arrived = boundary * (stage > 0 and context == 1)
+        arrived = boundary * (stage > 0 and is_whole)
         saved[stage] = share.by_stage[stage].saved // context - arrived + boundary * (stage < last)
         saved[stage] += outside * (stage == last)
         gradients[stage] = sum(

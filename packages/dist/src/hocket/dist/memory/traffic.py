@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from hocket.dist.config.axes import CP, DP_REPLICATE, DP_SHARD, EP, PP, TP
+from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
+from hocket.dist.config.tensor_parallel import TensorParallelConfig
+from hocket.dist.memory.activations import ForwardPass, Span
 from hocket.dist.memory.estimate import GroupSize
 from hocket.dist.memory.shares import Share
 from hocket.dist.memory.tensor_shares import tensor_traffic
@@ -15,8 +18,9 @@ def traffic_of(
     sizes: Mapping[str, int],
     *,
     microbatches: int,
-    boundary: int,
-    exchanged: Mapping[str, tuple[int, int]],
+    whole: ForwardPass,
+    tensor_parallel: TensorParallelConfig,
+    context_parallel: ContextParallelConfig,
 ) -> dict[str, float]:
     """Return the bytes that a rank sends in a step, by axis.
 
@@ -25,27 +29,47 @@ def traffic_of(
         config: The sharding.
         sizes: The ranks along each axis.
         microbatches: Those of a step.
-        boundary: Bytes of the activations between blocks, of a microbatch.
-        exchanged: Bytes of the input and of the output of each module, of a microbatch.
+        whole: The forward pass of the whole model.
+        tensor_parallel: Whether ranks of `tp` share activations and logits.
+        context_parallel: How ranks of `cp` attend.
     """
+    boundary = whole.boundary_bytes
     context, tensor, experts = sizes[CP], sizes[TP], sizes[EP]
     # Blocks that are recomputed run their forward pass twice.
     forwards = 2 if config.activation_checkpointing else 1
     # Rows go to their experts and back, and so do the gradients.
     routed = share.span.routed * 2 * (forwards + 1) / context * (experts - 1) / experts
-    # Queries, keys, values and results change hands, and so do their gradients. The end is gathered, and so
-    # are the gradients of the beginning.
-    attended = share.span.attended / context * (forwards + 1) + 2 * boundary * max(len(share.stages), 1)
+    # The end is gathered, and so are the gradients of the beginning.
+    ends = 2 * boundary * max(len(share.stages), 1)
+    attended = _attention_traffic(share.span, context, forwards, is_ring=context_parallel.is_ring)
     is_staged = sizes[PP] > 1
     along = {
         # The gradients of weights that two stages share are added up once a batch.
         PP: boundary * share.num_sends * microbatches + share.tied_bytes / (sizes[DP_SHARD] * context),
         **_data_traffic(share.groups, config, sizes, microbatches=1 if is_staged else microbatches),
-        CP: attended * (context - 1) / context * microbatches,
-        TP: tensor_traffic(share.styles, exchanged, tensor) / context * microbatches,
+        CP: (attended + ends * (context - 1) / context) * microbatches,
+        TP: tensor_traffic(share.styles, whole.exchanged, tensor_parallel, tensor, blocks=whole.parts)
+        / context
+        * microbatches,
         EP: routed * microbatches,
     }
     return {axis: sent for axis, sent in along.items() if sent}
+
+
+def _attention_traffic(span: Span, ranks: int, forwards: int, *, is_ring: bool) -> float:
+    """Return the bytes that a rank of `cp` sends for the attention of a microbatch.
+
+    Args:
+        span: The figures of its blocks, of whole sequences.
+        ranks: The ranks that share a sequence.
+        forwards: The forward passes.
+        is_ring: Whether keys travel, and not heads.
+    """
+    if not is_ring:
+        # Queries, keys, values and results change hands, and so do their gradients.
+        return span.attended / ranks * (forwards + 1) * (ranks - 1) / ranks
+    # Keys and values go to each other rank in each pass. Their gradients visit all ranks and return.
+    return span.keyed * (forwards + 1) * (ranks - 1) / ranks + span.key_gradients * (ranks > 1)
 
 
 def _data_traffic(

@@ -47,7 +47,7 @@ def add_sequence_styles(styles: Mapping[str, Style], blocks: SequenceBlocks) -> 
                     f"{', '.join(f'{one!r}' for one in _INSIDE)} inside `{blocks.name}`. Change the plan, or "
                     "leave `sequence_parallel` out"
                 )
-        for key, _, is_norm in _modules_between(name, block, styles):
+        for key, _, is_norm in modules_between(name, block, styles):
             if is_norm:
                 added[key] = "replicated_with_grad_allreduce"
     return added
@@ -72,7 +72,7 @@ def attach_sequence(
             model.get_submodule(key).register_forward_pre_hook(
                 hooks.gather_once, prepend=True, with_kwargs=True
             )
-        for _, module, is_norm in _modules_between(name, block, styles):
+        for _, module, is_norm in modules_between(name, block, styles):
             if not is_norm:
                 module.register_forward_pre_hook(hooks.gather, with_kwargs=True)
                 module.register_forward_hook(hooks.cut)
@@ -115,7 +115,7 @@ class _InnerHooks:
         return replace_output(output, lambda whole: cut(whole, self._axis)) if self._blocks.is_cut else output
 
 
-def _modules_between(
+def modules_between(
     name: str, module: nn.Module, styles: Mapping[str, Style]
 ) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield the modules with parameters that act on activations between cut layers; and if they are norms.
@@ -136,7 +136,7 @@ def _modules_between(
         if _NORM.search(type(child).__name__):
             yield inside, child, True
         elif any(other.startswith(f"{inside}.") for other in styles):
-            yield from _modules_between(inside, child, styles)
+            yield from modules_between(inside, child, styles)
         elif any(True for _ in child.parameters()):
             yield inside, child, False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from hocket.recipes.mixture import MixtureConfig, MixtureGPT
 from hocket.trainer import Trainer
 from hocket.trainer.callbacks import GradNormMonitor
 from hocket.trainer.loggers import InMemoryLogger
+from support.ranks import skip_without_group
 
 GLOBAL_BATCH = 8
 LENGTH = 9
@@ -90,7 +92,12 @@ def build(kind: str, layers: int = 2) -> nn.Module:
     if kind == "mixture":
         size = GPTConfig(context=LENGTH - 1, width=24, num_layers=layers, num_heads=4)
         return MixtureGPT(MixtureConfig(gpt=size, num_experts=4))
-    import transformers
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if "RANK" not in os.environ:  # the process of the tests skips for its ranks, too
+            skip_without_group(error)
+        raise
 
     sizes = SIZES | {"num_hidden_layers": layers}
 

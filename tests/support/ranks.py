@@ -25,6 +25,8 @@ STACKS_S = 10.0
 # Time for the other ranks, which fail or hang in a collective, to report their errors after a rank failed.
 FAREWELL_S = 1.0
 KEPT_OUTPUT = 8_000
+OPTIONAL_GROUPS = frozenset({"transformers"})
+"""Modules without which a test is skipped, by the names of the groups that install them."""
 
 
 class RankError(RuntimeError):
@@ -208,8 +210,18 @@ def collect(ranks: list[Rank], name: str, *, timeout_s: float) -> list[Any]:
     if failures:
         for ended in outcomes:  # ranks that failed or returned may run their exit handlers
             ranks[ended].end(by=time.monotonic() + FAREWELL_S)
-        raise _failed(ranks, outcomes, name, [n for _, n in failures]) from outcomes[failures[0][1]].error
+        error = outcomes[failures[0][1]].error
+        skip_without_group(error)
+        raise _failed(ranks, outcomes, name, [n for _, n in failures]) from error
     return [outcomes[rank.rank].value for rank in ranks]
+
+
+def skip_without_group(error: BaseException | None) -> None:
+    """Skip the test if the error says that a module of an optional group is not installed."""
+    if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL_GROUPS:
+        import pytest
+
+        pytest.skip(f"needs `uv sync --group {error.name}`")
 
 
 def _wait(ranks: list[Rank], name: str, timeout_s: float) -> list[Any]:

@@ -70,7 +70,12 @@ def _train_counted(config: Any, num_ranks: int) -> tuple[layouts.Numbers, Counte
                 one.register_forward_hook(lambda *_, name=name: counts.update([name]))
         return torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
 
-    options = {"callbacks": [], "layers": 5, "make_optimizers": watch}
+    options = {
+        "callbacks": [],
+        "layers": 5,
+        "make_optimizers": watch,
+        "device_train_microbatch_size": 2,
+    }
     return layouts.train("llama, checkpointed", config, num_ranks, **options), counts
 
 

@@ -1,6 +1,8 @@
 """Two, four and eight ranks that all tests of layouts share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,22 @@ import torch
 from support.standing_ranks import StandingRanks, standing_ranks
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Any]], Any]:
+    """Return a function that calls another one with a folder, and remembers its result under a name.
+
+    Several tests load the checkpoint of a layout, which is saved once.
+    """
+    results: dict[str, Any] = {}
+
+    def call(name: str, function: Callable[[Path], Any]) -> Any:
+        if name not in results:
+            results[name] = function(tmp_path_factory.mktemp("once"))
+        return results[name]
+
+    return call
 
 
 @pytest.fixture(scope="package")

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from hocket.trainer import Trainer
 from support import layouts
+from support.stage_checkpoints import Once
 from support.standing_ranks import StandingRanks
 
 LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
@@ -67,14 +68,16 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return {name: value.detach().clone() for name, value in found.items()}
 
 
-def _check(ranks: StandingRanks, folder: Path, kind: str, name: str, other: str) -> None:
+def _check(ranks: StandingRanks, once: Once, folder: Path, kind: str, name: str, other: str) -> None:
     """Save under one layout, and load under another."""
-    config, num_ranks = LAYOUTS[name]
-    saved, names = ranks.run(_run, kind, config, num_ranks, str(folder / "saved"), None)[0]
+
+    def save(to: Path) -> tuple[str, Any]:
+        config, num_ranks = LAYOUTS[name]
+        return str(to / "latest"), ranks.run(_run, kind, config, num_ranks, str(to), None)[0]
+
+    latest, (saved, names) = once(f"{kind} {name}", save)
     config, num_ranks = LAYOUTS[other]
-    for found, same_names in ranks.run(
-        _run, kind, config, num_ranks, str(folder / "resumed"), str(folder / "saved" / "latest")
-    ):
+    for found, same_names in ranks.run(_run, kind, config, num_ranks, str(folder), latest):
         assert same_names == names
         assert list(found) == list(saved)
         for tensor, value in saved.items():
@@ -85,14 +88,14 @@ def _check(ranks: StandingRanks, folder: Path, kind: str, name: str, other: str)
     "pair", [("dp_shard 2 × tp 2", "dp_shard 4"), ("tp 4", "dp_shard 2 × tp 2"), ("dp_shard 4", "tp 4")]
 )
 def test_a_checkpoint_of_one_layout_resumes_under_another(
-    four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, pair: tuple[str, str]
 ) -> None:
-    _check(four_ranks, tmp_path, "gpt", *pair)
+    _check(four_ranks, once, tmp_path, "gpt", *pair)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pair"), CASES)
 def test_every_pair_of_layouts(
-    four_ranks: StandingRanks, tmp_path: Path, kind: str, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, kind: str, pair: tuple[str, str]
 ) -> None:
-    _check(four_ranks, tmp_path, kind, *pair)
+    _check(four_ranks, once, tmp_path, kind, *pair)

@@ -23,7 +23,7 @@ from hocket.recipes.mixture import ExpertBalance, Mixture, MixtureConfig
 from hocket.trainer import Trainer
 from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
-from support.stage_checkpoints import Layout, Part, check_pair, joined, train_part
+from support.stage_checkpoints import Layout, Once, Part, check_pair, joined, train_part
 from support.stages import NEEDS_TORCH, check_equal, check_numbers
 from support.standing_ranks import StandingRanks
 
@@ -176,26 +176,26 @@ PAIRS = [
 """What each layout saves is loaded on one process, too."""
 
 
-def _check_pair(ranks: StandingRanks, folder: Path, kind: str, pair: tuple[str, str]) -> None:
+def _check_pair(ranks: StandingRanks, once: Once, folder: Path, kind: str, pair: tuple[str, str]) -> None:
     first, second = (CHECKPOINTS[name] for name in pair)
     assert second is not None
-    check_pair(ranks, folder, kind, first, second, [ExpertBalance(rate=0.01)])
+    check_pair(ranks, once, folder, kind, first, second, [ExpertBalance(rate=0.01)])
 
 
 @pytest.mark.parametrize("pair", [("pp 2 × ep 2, interleaved", "dp_shard 4 × ep 2"), ("pp 4", "pp 2 × ep 2")])
 def test_a_checkpoint_of_stages_that_share_experts_resumes_under_another_layout(
-    four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, pair: tuple[str, str]
 ) -> None:
-    _check_pair(four_ranks, tmp_path, "mixture", pair)
+    _check_pair(four_ranks, once, tmp_path, "mixture", pair)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
 @pytest.mark.parametrize("kind", ["mixture", "dense first"])
 def test_every_pair_of_layouts_with_stages_that_share_experts(
-    four_ranks: StandingRanks, tmp_path: Path, kind: str, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, kind: str, pair: tuple[str, str]
 ) -> None:
-    _check_pair(four_ranks, tmp_path, kind, pair)
+    _check_pair(four_ranks, once, tmp_path, kind, pair)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support import layouts
-from support.stage_checkpoints import Layout, check_pair
+from support.stage_checkpoints import Layout, Once, check_pair
 from support.stages import NEEDS_TORCH, check_numbers, train_alone, train_layout
 from support.standing_ranks import StandingRanks, standing_ranks
 
@@ -121,15 +121,15 @@ PAIRS = [
 
 @pytest.mark.parametrize("pair", [("pp 2 × tp 2", "pp 2 × dp_shard 2"), ("dp_shard 2 × tp 2", "pp 2 × cp 2")])
 def test_a_checkpoint_of_cut_stages_resumes_under_another_layout(
-    four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, pair: tuple[str, str]
 ) -> None:
-    check_pair(four_ranks, tmp_path, "gpt", *map(CHECKPOINTS.__getitem__, pair))
+    check_pair(four_ranks, once, tmp_path, "gpt", *map(CHECKPOINTS.__getitem__, pair))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
 def test_every_pair_of_layouts_with_cut_stages(
-    four_ranks: StandingRanks, tmp_path: Path, kind: str, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, kind: str, pair: tuple[str, str]
 ) -> None:
-    check_pair(four_ranks, tmp_path, kind, *map(CHECKPOINTS.__getitem__, pair))
+    check_pair(four_ranks, once, tmp_path, kind, *map(CHECKPOINTS.__getitem__, pair))

@@ -19,7 +19,7 @@ from hocket.dist import OptimizerError
 from hocket.trainer import Trainer
 from hocket.trainer.optim import Muon
 from support import layouts
-from support.stage_checkpoints import Layout, check_pair, joined, train_part
+from support.stage_checkpoints import Layout, Once, check_pair, joined, train_part
 from support.stages import NEEDS_TORCH, check_equal, check_numbers, train_alone, train_layout
 from support.standing_ranks import StandingRanks
 
@@ -124,10 +124,10 @@ PAIRS = [
     ],
 )
 def test_a_checkpoint_of_tied_weights_resumes_under_another_layout(
-    four_ranks: StandingRanks, tmp_path: Path, kind: str, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path, kind: str, pair: tuple[str, str]
 ) -> None:
     layout_of = LAYOUTS | {"dp_shard 4": ({"dp_shard": 4}, 4)}
-    check_pair(four_ranks, tmp_path, kind, *(layout_of[name] for name in pair))
+    check_pair(four_ranks, once, tmp_path, kind, *(layout_of[name] for name in pair))
 
 
 def _trainer(kind: str, config: Any, optimizer: Any = None, **options: Any) -> Trainer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from support.standing_ranks import StandingRanks
 
 Layout = tuple[dict[str, Any], int]
 """A `parallelism_config`, and the number of its data-parallel ranks."""
+Once = Callable[[str, Callable[[Path], Any]], Any]
+"""The fixture `once` of the layouts' tests."""
 
 
 class Part(NamedTuple):
@@ -91,6 +93,7 @@ def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def check_pair(
     ranks: StandingRanks,
+    once: Once,
     folder: Path,
     kind: str,
     layout: Layout | None,
@@ -98,12 +101,16 @@ def check_pair(
     callbacks: Sequence[Callback] = (),
 ) -> None:
     """Save under one layout, or on one process, and load under another and on one process."""
-    first = (kind, layout, f"{folder}/saved", None, 2, callbacks)
-    parts = ranks.run(train_part, *first) if layout else [train_part(*first)]
-    saved = joined([one.end for one in parts])
-    ba2 = f"{folder}/saved/ba2"
+
+    def save(to: Path) -> tuple[str, dict[str, Tensor], Part]:
+        first = (kind, layout, f"{to}/saved", None, 2, callbacks)
+        parts = ranks.run(train_part, *first) if layout else [train_part(*first)]
+        ba2 = f"{to}/saved/ba2"
+        alone = train_part(kind, None, f"{to}/alone", ba2, 4, callbacks)
+        return ba2, joined([one.end for one in parts]), alone
+
+    ba2, saved, alone = once(f"{kind} {layout}", save)
     resumed = ranks.run(train_part, kind, other, f"{folder}/resumed", ba2, 4, callbacks)
-    alone = train_part(kind, None, f"{folder}/alone", ba2, 4, callbacks)
     for found in (joined([one.start for one in resumed]), alone.start):
         assert found.keys() == saved.keys()
         for tensor, value in saved.items():

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from hocket.trainer import Callback, Evaluator, Trainer
 from hocket.trainer.callbacks import EarlyStopper
 from hocket.trainer.data.data_spec import DataSpec
-from hocket.trainer.errors import TrainerError
+from hocket.trainer.errors import TrainerClosedError, TrainerError
 from hocket.trainer.step.memory_report import memory_report
 from support.training import Net, data, loader, make
 
@@ -238,6 +238,15 @@ def test_a_misuse_raises_with_what_to_change(misuse):
     message = str(refused.value)
     missing = [word for word in words if word not in message]
     assert not missing, message
+
+
+@pytest.mark.parametrize("call", ["fit", "eval", "predict", "save_checkpoint"])
+def test_a_closed_trainer_has_the_code_that_explains_it(call):
+    trainer = make()
+    trainer.close()
+    arguments = {"fit": ["1ba"], "eval": [[]], "predict": [[]], "save_checkpoint": ["a"]}[call]
+    with pytest.raises(TrainerClosedError, match="make a new one"):
+        getattr(trainer, call)(*arguments)
 
 
 class WithPrior(Labelled):

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from hocket.trainer.data.data_spec import DataSpec
-from hocket.trainer.data.loader_checks import known_batch_size
+from hocket.trainer.data.loader_checks import describe_order, known_batch_size
 from hocket.trainer.data.sampling import AutoSampler, follow_seed, joined_loader, shard
 from hocket.trainer.errors import DataError, ReplayError, TrainerConfigError
 from hocket.trainer.replay import Replay
@@ -144,6 +144,12 @@ def test_the_order_follows_the_seed_of_the_checkpoint():
     follow_seed(other.spec.dataloader, 1)
     assert list(one.spec.dataloader.sampler) == list(other.spec.dataloader.sampler)
     assert type(other.spec.dataloader.sampler) is AutoSampler
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_order_of_a_divided_loader_is_described_and_not_its_class(shuffle):
+    told = describe_order(sharded(DataLoader(list(range(8)), shuffle=shuffle)).spec.dataloader)
+    assert told == ("shuffled anew each epoch by the sampler's seed" if shuffle else "as stored")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 
 import pytest
 
@@ -84,6 +85,19 @@ def test_an_unknown_name_gets_the_nearest_one(name, answer):
     with make(max_duration="1ba") as trainer, pytest.raises(TypeError) as refused:
         trainer.fit(dration="1ba")
     assert "`Trainer.fit` has no argument `dration`; did you mean `duration`?" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "answer"),
+    [
+        ("ckpt_path", "last", "give `autoresume=True`"),
+        ("resume_from_checkpoint", True, "give `autoresume=True`"),
+        ("resume_from_checkpoint", "run/ep1", "give `load_path='run/ep1'`"),
+    ],
+)
+def test_the_newest_checkpoint_of_another_trainer_is_autoresume(name, value, answer):
+    with pytest.raises(TrainerConfigError, match=re.escape(answer)):
+        make(**{name: value})
 
 
 def test_a_group_is_a_dataclass_or_a_dict():

@@ -118,7 +118,7 @@ class MemoryExhaustedError(TrainerError, MemoryError):
 
 
 class TrainerClosedError(TrainerError, RuntimeError):
-    """A call on all ranks came after the trainer was closed, or before it was made; make it in between."""
+    """A call came after the trainer was closed, or one on all ranks before it was made."""
 
     code = "HKT-TR17"
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from hocket.trainer.engine.engine import Engine
 from hocket.trainer.engine.trace import Trace
-from hocket.trainer.errors import TrainerConfigError
+from hocket.trainer.errors import TrainerClosedError
 from hocket.trainer.evaluation.prediction import predict
 from hocket.trainer.log.logger import Logger
 from hocket.trainer.models.export import export_for_inference
@@ -95,7 +95,8 @@ class Trainer:
         the script at once.
 
         Raises:
-            TrainerConfigError: If there is no data or no duration, or the trainer is closed.
+            TrainerConfigError: If there is no data or no duration.
+            TrainerClosedError: If the trainer is closed.
             DurationReachedError: If the training has already reached its duration, without `autoresume`.
         """
         self._check_open()
@@ -132,7 +133,8 @@ class Trainer:
             subset_num_batches: Number of batches of each rank; -1 for all, or as each evaluator states.
 
         Raises:
-            TrainerConfigError: If there is nothing to evaluate on, or the trainer is closed.
+            TrainerConfigError: If there is nothing to evaluate on.
+            TrainerClosedError: If the trainer is closed.
             DataError: If a loader yields nothing.
         """
         self._check_open()
@@ -153,7 +155,7 @@ class Trainer:
                 `state.outputs` at `PREDICT_BATCH_END`.
 
         Raises:
-            TrainerConfigError: If the trainer is closed.
+            TrainerClosedError: If the trainer is closed.
             DataError: If the loader yields nothing.
         """
         self._check_open()
@@ -178,8 +180,9 @@ class Trainer:
             weights_only: Whether to save the model and the time alone.
 
         Raises:
-            TrainerConfigError: If the trainer is closed, or a batch was fetched ahead, as in a callback
-                during `fit`; `save_checkpoint_to_save_folder` then saves at the next boundary.
+            TrainerConfigError: If a batch was fetched ahead, as in a callback during `fit`;
+                `save_checkpoint_to_save_folder` then saves at the next boundary.
+            TrainerClosedError: If the trainer is closed.
         """
         self._check_open()
         save_once(self._run, self._config, name, weights_only=weights_only)
@@ -188,7 +191,8 @@ class Trainer:
         """Save a checkpoint in `save_folder`, now or, during `fit`, at the next boundary. Collective.
 
         Raises:
-            TrainerConfigError: If the trainer is closed, or there is no `save_folder`.
+            TrainerConfigError: If there is no `save_folder`.
+            TrainerClosedError: If the trainer is closed.
         """
         self._check_open()
         save_soon(self._run, self._config)
@@ -256,7 +260,7 @@ class Trainer:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise TrainerConfigError("this trainer is closed; make a new one, with `load_path` to go on")
+            raise TrainerClosedError("this trainer is closed; make a new one, with `load_path` to go on")
 
     def _close_after(self, error: BaseException) -> None:
         """Close while `error` propagates; a second error is added to it as a note and does not hide it."""

@@ -142,6 +142,8 @@ def describe_order(loader: Any) -> str:
         return "as stored"
     if isinstance(sampler, torch_data.RandomSampler):
         return "shuffled anew each epoch by torch's generator"
+    if isinstance(sampler, torch_data.DistributedSampler):
+        return "shuffled anew each epoch by the sampler's seed" if sampler.shuffle else "as stored"
     return f"by `{type(sampler or loader).__name__}`"
 
 

@@ -43,6 +43,10 @@ _CLIPPING = ("gradient_clipping", "give `gradient_clipping={}`")
 _RANKS = ("device", "start the script on the ranks: `hocket-launch -n {} script.py`")
 _SHARDING = ("fsdp_config", "give `fsdp_config={{}}` to shard; without it each rank has a copy")
 
+_RESUME = ("autoresume", "give `autoresume=True`, which goes on from the newest checkpoint in `save_folder`")
+_NEWEST = ("True", "'last'", "'hpc'")
+"""Values, as text, that mean the newest checkpoint to other trainers, where a path is taken too."""
+
 _FOREIGN: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("max_epochs", "num_epochs", "n_epochs", "nb_epoch", "epochs", "num_train_epochs"), _IN_EPOCHS
@@ -188,6 +192,8 @@ def _refusal(owner: str, settings: Any, name: str, value: Any) -> str:
 def _foreign_argument(name: str, value: str, known: Collection[str]) -> str | None:
     """Return the argument to give for another trainer's, with its value as text; None for other names."""
     argument, answer = _FOREIGN.get(name, ("", ""))
+    if argument == "load_path" and value in _NEWEST:
+        argument, answer = _RESUME
     if argument == "max_duration" and "duration" in known:  # of `fit`
         argument, answer = "duration", answer.replace("max_duration", "duration")
     return answer.format(value) if argument in known else None

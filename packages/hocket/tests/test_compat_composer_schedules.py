@@ -109,6 +109,12 @@ def test_rates_and_losses_are_those_of_composers_loop(kind: str, every_batch: bo
     assert found.losses == pytest.approx(losses, rel=1e-5)
 
 
+def test_the_summary_names_the_schedule_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    in_layer(SCHEDULERS["one"])
+    row = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("schedule"))
+    assert row.split() == ["schedule", "CosineAnnealingWithWarmupScheduler"]
+
+
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_a_resumed_run_has_the_rates_of_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     whole = in_layer(

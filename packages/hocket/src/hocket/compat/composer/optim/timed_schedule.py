@@ -29,6 +29,10 @@ class TimedSchedule:
     def __init__(self, schedule: Any, state: Any) -> None:
         self._schedule = schedule
         self._state = weakref.ref(state)
+        self.__name__ = getattr(schedule, "__name__", type(schedule).__name__)
+
+    def __repr__(self) -> str:
+        return f"<TimedSchedule: {self.__name__}>"
 
     def __call__(self, state: Any, ssr: float = 1.0) -> float:
         """Return the multiplier at a time."""

@@ -30,6 +30,15 @@ def folder(request, tmp_path_factory):
     return folder / "copy"
 
 
+def test_a_command_in_a_message_quotes_the_path(tmp_path):
+    path = tmp_path / "a b.safetensors"
+    save_file({"x": np.zeros(2, np.float32)}, path)
+    with pytest.raises(CheckpointIncompatibleError, match=f"convert '{path}' DST"):
+        open_hocket(path)
+    with pytest.raises(CheckpointIncompatibleError, match=f"convert '{path}' DST"):
+        _ = hocket.ckpt.open(path).manifest
+
+
 def test_an_opened_manifest_is_the_document_that_the_independent_reader_finds(folder):
     document = json.loads(_native.ckpt_manifest_decode((folder / "checkpoint.json.zst").read_bytes()))
     assert json.loads(Manifest.read(str(folder)).to_document()) == document == plain.read_manifest(folder)

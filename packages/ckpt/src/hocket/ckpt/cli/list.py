@@ -1,6 +1,7 @@
 """`hocket-ckpt ls`."""
 
 import dataclasses
+import shlex
 
 from rich.text import Text
 
@@ -24,7 +25,7 @@ def show(prefix: str, *, as_json: bool) -> None:
     if all(listing.status == "foreign" for listing in listings) and _is_checkpoint(prefix):
         raise ValueError(
             f"`{prefix}` is itself a checkpoint, and `ls` takes the folder above. To look at it: "
-            f"`hocket-ckpt inspect {prefix}`"
+            f"`hocket-ckpt inspect {shlex.quote(prefix)}`"
         )
     rows = [_described(listing) for listing in [*_files(local_path(prefix)), *listings]]
     if as_json:

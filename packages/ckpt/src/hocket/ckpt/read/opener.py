@@ -1,6 +1,7 @@
 """Functions that open a checkpoint of any format for reading."""
 
 import os
+import shlex
 
 from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.manifest import Manifest
@@ -105,6 +106,6 @@ def open_hocket(
         return checkpoint
     raise CheckpointIncompatibleError(
         f"`{source}` is a {FORMATS[checkpoint.format].title}, where a Hocket checkpoint was expected. "
-        f"`hocket-ckpt convert {source} DST --to hocket` makes one of it; "
+        f"`hocket-ckpt convert {shlex.quote(str(source))} DST --to hocket` makes one of it; "
         "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`"
     )

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -78,9 +79,10 @@ class Checkpoint:
         contents = self.contents
         if isinstance(contents, Manifest):
             return contents
+        command = f"hocket-ckpt convert {shlex.quote(self.uri)} DST --to hocket"
         raise CheckpointIncompatibleError(
             f"`{self.uri}` is a {FORMATS[self.format].title} and has no manifest; `contents` is what it "
-            f"holds. `hocket-ckpt convert {self.uri} DST --to hocket` makes a Hocket checkpoint of it"
+            f"holds. `{command}` makes a Hocket checkpoint of it"
         )
 
     def identity(self) -> list[str]:

@@ -401,6 +401,22 @@ def test_an_unknown_argument_raises_pythons_type_error(write: Callable[..., str]
         StreamingDataset(local=write(20), batch_size=4, shuffle_algorithm="py1s")
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("predownload", "prefetch_bytes="),
+        ("drop_last", "tail='drop'"),
+        ("max_cache_size", "cache_limit="),
+        ("seed", "shuffle_seed="),
+    ],
+)
+def test_an_argument_of_another_library_is_refused_with_what_takes_its_place(
+    write: Callable[..., str], name: str, remedy: str
+) -> None:
+    with pytest.raises(TypeError, match=f"`StreamingDataset` has no argument `{name}`; give `{remedy}"):
+        StreamingDataset(local=write(20), batch_size=4, **{name: 1})
+
+
 def test_a_state_of_another_order_raises_with_the_field(write: Callable[..., str]) -> None:
     dataset = StreamingDataset(local=write(50), order="mosaic", batch_size=4, num_canonical_nodes=2)
     state = dataset.state_dict()

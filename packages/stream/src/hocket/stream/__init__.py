@@ -27,6 +27,7 @@ from hocket.stream.dataset import StreamingDataset
 from hocket.stream.mosaic import MosaicOrder
 from hocket.stream.packing import PackedDataset
 from hocket.stream.read.streams import Stream
+from hocket.stream.settings.validation import REMEDIES
 from hocket.stream.write.merge import merge_index
 from hocket.stream.write.text_writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from hocket.stream.write.writer import MDSWriter
@@ -53,8 +54,8 @@ __all__ = [
 check_arguments([CSVWriter, JSONWriter, MDSWriter, MosaicOrder, Stream, TSVWriter, XSVWriter])
 _ALGORITHMS = [field.name for field in fields(MosaicOrder)]
 _OF_SAMPLES = [name for name in signature(StreamingDataset).parameters if name != "algorithms"]
-check_arguments([PackedDataset], passed_on=[*_OF_SAMPLES, *_ALGORITHMS])
-check_arguments([StreamingDataset], passed_on=_ALGORITHMS)
+check_arguments([PackedDataset], passed_on=[*_OF_SAMPLES, *_ALGORITHMS, *REMEDIES])
+check_arguments([StreamingDataset], passed_on=[*_ALGORITHMS, *REMEDIES])
 
 
 def __getattr__(name: str) -> object:

@@ -36,7 +36,7 @@ from hocket.stream.settings.topology import (
     resolve_num_nodes,
     resolve_worker,
 )
-from hocket.stream.settings.validation import whole
+from hocket.stream.settings.validation import refuse_foreign, whole
 
 
 class StreamingDataset(SampleLookup):
@@ -192,6 +192,7 @@ class StreamingDataset(SampleLookup):
         fetch_threads: int = FETCH_THREADS,
         **algorithms: str | None,
     ) -> None:
+        refuse_foreign(type(self).__name__, algorithms)
         self._options = OrderOptions(
             mosaic=choose_order(order, algorithms),
             shuffle=shuffle,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,6 +12,16 @@ from hocket.stream.errors import ConfigError
 
 #: The largest integer of native code and of saved states.
 _MOST = (1 << 63) - 1
+
+REMEDIES = {
+    "predownload": "give `prefetch_bytes=`, the size of the shards that are fetched ahead",
+    "drop_last": "give `tail='drop'`",
+    "input_dir": "give `remote=` or `local=`",
+    "max_cache_size": "give `cache_limit=`",
+    "seed": "give `shuffle_seed=`",
+    "num_workers": "give it to the `StreamingDataLoader`",
+}
+"""What to give for arguments of mosaicml-streaming, LitData and torch, which no near name here stands for."""
 
 
 def whole(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int:
@@ -53,3 +64,18 @@ def seconds(name: str, value: object) -> float:
     if not (math.isfinite(number) and number > 0):
         raise ConfigError(f"`{name}` is {value!r:.100}: expected a finite number of seconds above 0")
     return number
+
+
+def refuse_foreign(owner: str, names: Iterable[str]) -> None:
+    """Refuse the first name that has another one here.
+
+    Args:
+        owner: The class that was called.
+        names: The names of its arguments that it does not know itself.
+
+    Raises:
+        TypeError: There is such a name; the message says what to give.
+    """
+    for name in names:
+        if name in REMEDIES:
+            raise TypeError(f"`{owner}` has no argument `{name}`; {REMEDIES[name]}")

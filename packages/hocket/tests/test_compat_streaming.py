@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hocket.compat.streaming import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from hocket.compat.streaming.base.encodings import Encoding, _encodings
 from hocket.compat.streaming.base.util import clean_stale_shared_memory, merge_index
 from hocket.compat.streaming.stream import streams_registry
 from hocket.stream.errors import ConfigError, IndexCorruptError
@@ -406,6 +407,52 @@ def test_spawned_workers_read_the_epochs_in_turn(folder: str) -> None:
         assert [ids(loader), ids(loader)] == expected
 
 
+class Varying(Encoding):
+    def encode(self, obj: complex) -> bytes:
+        return f"{obj.real} {obj.imag}".encode()
+
+    def decode(self, data: bytes) -> complex:
+        return complex(*map(float, data.split()))
+
+
+class OfOneSize(Encoding):
+    size = 8
+
+    def encode(self, obj: complex) -> bytes:
+        return np.complex64(obj).tobytes()
+
+    def decode(self, data: bytes) -> complex:
+        return complex(np.frombuffer(data, np.complex64)[0])
+
+
+@pytest.mark.parametrize("kind", [Varying, OfOneSize])
+def test_an_encoding_of_the_programs_own_is_written_and_read(kind: type[Encoding], tmp_path: Path) -> None:
+    values = [complex(number, -number) for number in range(40)]
+    with pytest.raises(ConfigError, match="encoding `own` is not supported"):
+        MDSWriter(out=str(tmp_path / "a"), columns={"value": "own"})
+    _encodings["own"] = kind
+    try:
+        with MDSWriter(
+            out=str(tmp_path / "a"), columns={"id": "int", "value": "own"}, size_limit=300
+        ) as writer:
+            for number, value in enumerate(values):
+                writer.write({"id": number, "value": value})
+        dataset = StreamingDataset(local=str(tmp_path / "a"), batch_size=8, shuffle=True)
+        loader = StreamingDataLoader(dataset, batch_size=8, collate_fn=list)
+        found = {sample["id"]: sample["value"] for batch in loader for sample in batch}
+        assert [found[number] for number in range(40)] == values
+        assert dataset[7]["value"] == values[7]
+    finally:
+        del _encodings["own"]
+    index = json.loads((tmp_path / "a/index.json").read_text())["shards"][0]
+    assert index["column_sizes"] == [8, kind.size]
+
+
+def test_an_encoding_of_the_format_is_not_replaced() -> None:
+    with pytest.raises(ConfigError, match="`int32` is an encoding of the format"):
+        _encodings["int32"] = Varying
+
+
 SCRIPT = """
 import hocket.compat.streaming
 hocket.compat.streaming.install()
@@ -420,6 +467,7 @@ import streaming.base.dataloader as dl
 import streaming.base.stream
 from streaming.base import dataset as again
 from streaming.base.format.mds import MDSWriter as Writer
+from streaming.base.format.mds.encodings import Encoding, _encodings
 assert streaming.StreamingDataset is Same is module.StreamingDataset
 assert streaming.base.dataset is module
 assert again is module and Writer is MDSWriter and dl.StreamingDataLoader is StreamingDataLoader

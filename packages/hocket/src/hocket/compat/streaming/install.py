@@ -17,6 +17,7 @@ MODULES = {
     "streaming.base.format": "hocket.compat.streaming.base",
     "streaming.base.format.json": "hocket.compat.streaming.base",
     "streaming.base.format.mds": "hocket.compat.streaming.base",
+    "streaming.base.format.mds.encodings": "hocket.compat.streaming.base.encodings",
     "streaming.base.format.xsv": "hocket.compat.streaming.base",
     "streaming.base.local": "hocket.compat.streaming.local",
     "streaming.base.stream": "hocket.compat.streaming.stream",

@@ -29,6 +29,9 @@ _PLAIN: dict[str, Callable[[], Encoding]] = {
     "jpegarray": lambda: ImageList(EncodedImage("JPEG"), header=b""),
     **_IMAGES,
 }
+ADDED: dict[str, Callable[[], Encoding]] = {}
+"""Encodings that a program has added, by name; `hocket.compat.streaming` fills it."""
+
 _ARRAYS = ("ndarray", "ndarray:<dtype>", "ndarray:<dtype>:<shape>")
 _SUPPORTED = ", ".join(
     f"`{name}`" for name in (*_PLAIN, *_ARRAYS, *SCALARS, *(f"list[{name}]" for name in _IMAGES))
@@ -46,6 +49,8 @@ def resolve_encoding(name: str, *, allow_unsafe_types: bool = False) -> Encoding
             "encoding `pkl` runs code from the data when it is decoded; "
             "give `allow_unsafe_types=True` only for data that you trust"
         )
+    if name in ADDED:
+        return ADDED[name]()
     if name in _PLAIN:
         return _PLAIN[name]()
     if name in SCALARS:
@@ -57,6 +62,15 @@ def resolve_encoding(name: str, *, allow_unsafe_types: bool = False) -> Encoding
     if name == f"list[{element}]" and element in _IMAGES:
         return ImageList(_IMAGES[element]())
     raise ConfigError(f"encoding `{name}` is not supported: expected one of {_SUPPORTED}")
+
+
+def is_encoding(name: str) -> bool:
+    """Return whether there is an encoding called `name`."""
+    try:
+        resolve_encoding(name, allow_unsafe_types=True)
+    except ConfigError:
+        return False
+    return True
 
 
 def check_width(name: str, encoding: Encoding, width: int | None, origin: str) -> None:

@@ -117,6 +117,22 @@ def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
         assert [url for url in loaded if re.match(r"(https?:)?//", url)] == [], page
 
 
+@pytest.mark.parametrize(
+    ("page", "summary"),
+    [
+        ("# A\n\n```python\nimport torch\n\nfrom hocket import x\n```\n\nTells it. More.\n", "Tells it."),
+        (
+            "# A\n\nMixes two images ([Zhang et al. 2017](x.md)). More.\n",
+            "Mixes two images (Zhang et al. 2017).",
+        ),
+        ("# A\n\n`hocket.x`: a loop that you\ncan read. More.\n", "`hocket.x`: a loop that you can read."),
+        ("---\nname: a\n---\n\n# A\n\n| a |\n|---|\n\nIt reads:\n\n```sh\nls\n```\n", "It reads"),
+    ],
+)
+def test_the_summary_of_a_page_is_its_first_sentence_of_prose(page: str, summary: str) -> None:
+    assert load_tool("docs/llms").summary_of(page) == summary
+
+
 @pytest.mark.slow
 def test_llms_txt_names_pages_that_are_there(site: Path) -> None:
     places = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())

@@ -32,10 +32,12 @@ def title_of(text: str) -> str:
 def summary_of(text: str) -> str:
     """Return the first sentence of a page's first paragraph."""
     body = re.sub(r"^---\n.*?\n---\n", "", text, flags=re.S)
+    # A fenced block may have empty lines, so it goes before paragraphs are told apart.
+    body = re.sub(r"^(```+).*?^\1`*[ ]*$", "", body, flags=re.S | re.M)
     for paragraph in body.split("\n\n"):
-        if paragraph.strip() and paragraph.lstrip()[0] not in "#`|<-:!":
-            sentence = re.split(r"(?<=[.:])\s", " ".join(paragraph.split()), maxsplit=1)[0]
-            return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", sentence)
+        if paragraph.strip() and paragraph.lstrip()[0] not in "#|<-:!":
+            plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+            return re.split(r"(?<!et al\.)(?<=\.)\s", plain, maxsplit=1)[0].removesuffix(":")
     return ""
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
 from hocket.dist import ConfigError, ModelError, provide
+from hocket.dist.layout.sequence.arguments import part_of_positions
+from hocket.dist.layout.sequence.exchange import Axis
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.trainer import Evaluator, Trainer
 from hocket.trainer.loggers import InMemoryLogger
@@ -49,16 +51,19 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A stack of blocks."""
+    """A stack of blocks, which are called in several orders."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.order = {"each twice": (0, 0, 1, 1), "from the second": (1,), "the first": (0,)}.get(
+            kind, (0, 1)
+        )
         self.blocks = nn.ModuleList(Block(kind) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
+        for index in self.order:
+            x = self.blocks[index](x)
         return x
 
 
@@ -86,6 +91,10 @@ REFUSED: dict[str, tuple[Any, str, int, str]] = {
     ),
     "matmul": (CONTEXT, "matmul", 4, "has not called `scaled_dot_product_attention`"),
     "own mask": (CONTEXT, "own mask", 4, "has a mask of the shape (2, 2), expected one for the 4 positions"),
+    "each twice": (CONTEXT, "each twice", 4, "`blocks.0` is called again before the last one, and the cut"),
+    "each twice, tp": (SEQUENCES, "each twice", 4, "Call these two once in a pass, before and after all"),
+    "from the second": (CONTEXT, "from the second", 4, "`blocks.1` is called before the first one or after"),
+    "the first": (SEQUENCES, "the first", 4, "the last block of `blocks` is not called, and the cut of"),
     "own parameter": (
         SEQUENCES,
         "own parameter",
@@ -152,6 +161,15 @@ def test_masks_and_positions_are_those_of_whole_sequences(four_ranks: StandingRa
     for found in four_ranks.run(_gradients, CONTEXT):
         for name, value in found.items():
             torch.testing.assert_close(value, alone[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("name", ["position_ids", "rope", "pos_emb", "freqs_cis"])
+def test_arguments_with_a_row_for_each_position_are_cut_by_their_names(name: str) -> None:
+    axis: Any = Axis(name="cp", group=None, rank=1, size=2)  # type: ignore[arg-type]
+    given = torch.arange(8)[None]
+    _, found = part_of_positions(((), {name: given, "exposure": given}), axis, 8)
+    assert found[name].tolist() == [[4, 5, 6, 7]]
+    assert found["exposure"] is given
 
 
 def _evaluate(config: dict[str, Any] | None, num_ranks: int) -> dict[str, list[float]]:

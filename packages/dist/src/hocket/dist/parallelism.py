@@ -202,7 +202,7 @@ class FSDPParallelism(JobParallelism):
                 has_cut_loss=tensor.loss_parallel,
             )
         if blocks is not None:
-            blocks.attach()
+            blocks.attach(model)
         cut, stacks = self._experts.cut(model, self.mesh)
         ignored = (*self.config.ignored_modules, *cut)
         config = replace(self.config, ignored_modules=ignored)

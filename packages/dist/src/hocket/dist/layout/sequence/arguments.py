@@ -11,7 +11,7 @@ from hocket.dist.layout.sequence.exchange import Axis, cut
 
 _HIDDEN = ("hidden_states", "x", "hidden", "input", "inputs", "src")
 """Names of a block's input, where it is no positional argument."""
-_POSITIONS = re.compile(r"position|rotary|freqs|cos|sin")
+_POSITIONS = re.compile(r"position|rotary|rope|freqs|cos|sin|(^|_)pos(_|$)")
 """Names of arguments that have a row for each position."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

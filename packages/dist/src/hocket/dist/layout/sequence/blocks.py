@@ -66,17 +66,20 @@ class SequenceBlocks:
         self._multiple = math.lcm(self._size, *(axis.num_parts for axis in axes))
         self._checked: set[type] = set()
         self._forwards: dict[str, Callable[..., Any]] = {}
+        self._is_inside = False
 
-    def attach(self) -> None:
-        """Replace the blocks' forward methods, and register hooks at them.
+    def attach(self, model: nn.Module) -> None:
+        """Replace the blocks' forward methods, and register hooks at them and at the model.
 
         Call it before `fully_shard`, which gathers parameters before the hooks, and before activation
         checkpointing, which calls the forward method again.
         """
+        model.register_forward_pre_hook(self._begin_pass)
+        model.register_forward_hook(self._end_pass)
         for index, (name, block) in enumerate(self.blocks.items()):
             forward = block.forward
             block.forward = functools.wraps(forward)(functools.partial(self._run, forward))
-            hooks = _BlockHooks(self, name, forward)
+            hooks = _BlockHooks(self, name, forward, is_first=not index)
             block.register_forward_pre_hook(
                 hooks.before_first if not index else hooks.before, with_kwargs=True
             )
@@ -97,6 +100,39 @@ class SequenceBlocks:
             self._forwards[name] = forward = block.forward
             run = functools.partial(self._run_whole, forward, name in first, name in last)
             block.forward = functools.wraps(forward)(run)
+
+    def _begin_pass(self, *_: Any) -> None:
+        self._is_inside = False  # the last pass may have failed
+
+    def _end_pass(self, *_: Any) -> None:
+        if self._is_inside and not _is_uncounted():
+            raise ModelError(self._order_refusal(f"the last block of `{self.name}` is not called"))
+
+    def begin_block(self, name: str, *, is_first: bool) -> None:
+        """Refuse a block that gets a part of a sequence in place of all of it, or the other way round.
+
+        Raises:
+            ModelError: The first block is called within the stack, or another one outside of it.
+        """
+        if _is_uncounted():
+            return
+        if is_first == self._is_inside:
+            where = "again before the last one" if is_first else "before the first one or after the last one"
+            raise ModelError(self._order_refusal(f"`{name}` is called {where}"))
+        self._is_inside = True
+
+    def end_last(self) -> None:
+        """End the stack: what follows has whole sequences."""
+        if not _is_uncounted():
+            self._is_inside = False
+
+    def _order_refusal(self, fact: str) -> str:
+        axes = " and ".join(f"`{axis.name}`" for axis in self.axes)
+        return (
+            f"{fact}, and the cut of sequences over {axes} begins with the first block and ends with the "
+            "last one. Call these two once in a pass, before and after all others, or leave out the cut of "
+            f"sequences over {axes}"
+        )
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the sequence, dim 1.
@@ -233,8 +269,10 @@ class SequenceBlocks:
 class _BlockHooks:
     """The hooks of one block."""
 
-    def __init__(self, owner: SequenceBlocks, name: str, forward: Callable[..., Any]) -> None:
-        self._owner, self._name, self._forward = owner, name, forward
+    def __init__(
+        self, owner: SequenceBlocks, name: str, forward: Callable[..., Any], *, is_first: bool
+    ) -> None:
+        self._owner, self._name, self._forward, self._is_first = owner, name, forward, is_first
 
     def before_first(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = replace_first((args, kwargs), self._owner.cut)
@@ -242,10 +280,17 @@ class _BlockHooks:
         return call
 
     def before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._owner.begin_block(self._name, is_first=self._is_first)
         self._owner.check(self._name, block, self._forward, (args, kwargs))
 
     def after_last(self, _block: nn.Module, _args: Any, output: Any) -> Any:
+        self._owner.end_last()
         return replace_output(output, self._owner.gather)
+
+
+def _is_uncounted() -> bool:
+    """Return whether a block is compiled, or computed again in a backward pass, in another order."""
+    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
 
 
 def find_blocks(model: nn.Module, option: str) -> tuple[str, dict[str, nn.Module]]:

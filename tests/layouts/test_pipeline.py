@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from hocket.dist import DistError, ModelError
+from hocket.dist.config.pipeline import PipelineConfig
+from hocket.dist.layout.pipeline.blocks import StageBlocks
+from hocket.dist.layout.pipeline.stages import cut_stages
 from hocket.recipes.gpt import GPT, Block, GPTConfig
 from hocket.trainer import Algorithm, Callback, Trainer
 from hocket.trainer.callbacks import GradNormMonitor, LoadCheckpoint
 from hocket.trainer.errors import TrainerError
+from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
 from support.stages import (
     KINDS,
@@ -157,6 +161,58 @@ class ScaledBetween(Five):
         return features
 
 
+class Conditioned(Five):
+    """A model whose blocks get a value beside the activations, computed of them without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Shifted(self.config) for _ in range(5))
+
+    def encode(self, seen: Tensor) -> Tensor:
+        x = self.byte_embedding(seen)
+        mean = x.detach().mean(dim=1, keepdim=True)
+        for block in self.blocks:
+            x = block(x, mean)
+        features: Tensor = self.norm(x)
+        return features
+
+
+class Shifted(Block):
+    """A block that adds a value to its input."""
+
+    def forward(self, x: Tensor, value: Tensor) -> Tensor:
+        return super().forward(x + value)
+
+
+class Unpacking(Five):
+    """A model that takes a part of what its blocks return."""
+
+    def encode(self, seen: Tensor) -> Tensor:
+        x = self.byte_embedding(seen)
+        for block in self.blocks:
+            x = block(x)["activations"]
+        features: Tensor = self.norm(x)
+        return features
+
+
+class Transposing(Block):
+    """A block whose output is not contiguous."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mT.contiguous().mT
+
+
+class Uneven(Five):
+    """A model that leaves out a block."""
+
+    def encode(self, seen: Tensor) -> Tensor:
+        x = self.byte_embedding(seen)
+        for index, block in enumerate(self.blocks):
+            x = x if index == 1 else block(x)
+        features: Tensor = self.norm(x)
+        return features
+
+
 class Recomputing(Five):
     """A model whose activation checkpointing runs blocks without gradients."""
 
@@ -286,6 +342,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "late norm": ({"model": LateNorm}, "after the blocks of `blocks`, and it is part of stage 0, expected 3"),
     "skip": ({"model": Skip}, "uses activations from between the blocks of `blocks` after them"),
     "between": ({"model": ScaledBetween}, "`blocks.1` does not get the output of the block before it"),
+    "value": (
+        {"model": Conditioned},
+        "`blocks.0` gets, beside the activations, a value of the shape (2, 1, 24) that is another one on",
+    ),
     "size": ({"device_train_microbatch_size": 3}, "`device_train_microbatch_size` 3 does not divide: all"),
     "few": ({"device_train_microbatch_size": 4}, "'1F1B' needs at least 4 microbatches. Set a smaller"),
     "auto": ({"device_train_microbatch_size": "auto"}, "`device_train_microbatch_size='auto'` does not work"),
@@ -381,3 +441,49 @@ def test_a_stage_without_gradients_takes_part_in_clipping(two_ranks: StandingRan
     for found in two_ranks.run(_train_first, {"pp": 2}):
         assert found.losses == pytest.approx(alone.losses, rel=1e-5)
         assert found.norms == pytest.approx(alone.norms, rel=1e-5)
+
+
+def _fail_without_blocks() -> list[str]:
+    with pytest.raises(IndexError) as caught:
+        _fit({"model": Unpacking, "config": {"pp": 2}})
+    return caught.value.__notes__
+
+
+def test_an_error_of_the_pass_without_blocks_says_so(two_ranks: StandingRanks) -> None:
+    for notes in two_ranks.run(_fail_without_blocks):
+        assert "raised in a pass that skips the blocks of `blocks`" in "\n".join(notes)
+
+
+def _train_transposing(config: Any) -> list[float]:
+    torch.manual_seed(3)
+    model = Five()
+    model.blocks = nn.ModuleList(Transposing(model.config) for _ in range(5))
+    memory = InMemoryLogger()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(layouts.samples("gpt", 2), batch_size=layouts.GLOBAL_BATCH),
+        max_duration="2ba",
+        device_train_microbatch_size=2,
+        loggers=[memory],
+        parallelism_config=config,
+        progress_bar=False,
+        device="cpu",
+        seed=7,
+    )
+    with contextlib.closing(trainer):
+        trainer.fit()
+    return [float(value) for _, value in memory.data["loss/train/total"]]
+
+
+def test_activations_that_are_not_contiguous_are_sent(two_ranks: StandingRanks) -> None:
+    alone = _train_transposing(None)
+    for losses in two_ranks.run(_train_transposing, {"pp": 2}):
+        assert losses == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_block_that_is_left_out_of_a_microbatch_is_refused() -> None:
+    model = Uneven()
+    blocks = StageBlocks(model, cut_stages(model, PipelineConfig(degree=2)), [0], {})
+    batch = default_collate(layouts.samples("gpt", 1))
+    with pytest.raises(ModelError, match=r"Uneven leaves out or repeats `blocks\.1` in a microbatch"):
+        blocks.run(0, batch, None)

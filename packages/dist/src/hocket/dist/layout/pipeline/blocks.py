@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.dist.errors import DistError, ModelError
+from hocket.dist.layout.pipeline.arguments import Beside, beside, check_beside, warn_of_kept
 from hocket.dist.layout.pipeline.outer_buffers import OuterBuffers, keeping_buffers
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
@@ -63,7 +64,8 @@ class StageBlocks:
         self.sequences: SequenceBlocks | None = None
         self._failure, self._has_agreed = "", False
         self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
-        self._called = 0
+        self._called = self._expected = 0
+        self._beside: list[Beside] = []
         self.hidden: torch.Tensor | None = None
         self._entry: torch.Tensor | None = None
         self._between: torch.Tensor | None = None
@@ -100,6 +102,7 @@ class StageBlocks:
     def run(self, stage: int, batch: Any, received: torch.Tensor | None) -> Any:
         """Run a stage on a microbatch; return activations, or the model's outputs at the last stage."""
         self._mode, self._received, self._running = "run", received, self.stages.own_blocks(stage)
+        self._expected = 0
         # What precedes the blocks runs in each pass of this rank; it counts in that of the first stage alone.
         is_again = stage > 0 and 0 in self.own_stages and self._model.training
         try:
@@ -107,13 +110,32 @@ class StageBlocks:
                 self.buffers.begin_step()
                 outputs = self._model(batch)
                 if self._running.stop == len(self.names):
+                    self._check_order(len(self.names))
                     self.buffers.end_step_part("after")
         finally:
             self._mode, self._received = "off", None
         if self._last_node is not None:
-            self._check_sides(outputs, self._last_node)
-            self._last_node, self._is_side_checked = None, True
+            self._check_sides(outputs, "outputs")
         return outputs
+
+    def check_loss(self, loss: torch.Tensor) -> None:
+        """Refuse, in the first pass, a loss that takes more of the blocks than their last activations.
+
+        Raises:
+            ModelError: It does, and other stages do not send it.
+        """
+        if self._last_node is not None:
+            self._check_sides(loss, "loss")
+            self._last_node, self._is_side_checked = None, True
+
+    def _check_order(self, index: int) -> None:
+        if index != self._expected:
+            raise ModelError(
+                f"{type(self._model).__name__} leaves out or repeats `{self.names[self._expected]}` in a "
+                f"microbatch, and each stage of `pp` gets the activations of all blocks of "
+                f"`{self.stages.list_name}` before it. Call each block once in every pass, or leave `pp` out"
+            )
+        self._expected = index + 1
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
@@ -124,19 +146,19 @@ class StageBlocks:
         finally:
             self._is_stepping = False
 
-    def _check_sides(self, outputs: Any, last_node: Any) -> None:
-        """Refuse outputs that blocks give beside their activations, which other stages do not send.
+    def _check_sides(self, results: Any, what: str) -> None:
+        """Refuse results that blocks give beside their activations, which other stages do not send.
 
         Raises:
             ModelError: There are such.
         """
         inside = {id(one) for block in self.stages.blocks.values() for one in block.parameters()}
-        if any(id(leaf) in inside for leaf in _leaves_of(outputs, {last_node})):
+        if any(id(leaf) in inside for leaf in _leaves_of(results, {self._last_node})):
             raise ModelError(
-                f"the outputs of {type(self._model).__name__} take more from the blocks of "
+                f"the {what} of {type(self._model).__name__} takes more from the blocks of "
                 f"`{self.stages.list_name}` than the activations of the last one, such as the logits of "
-                "routers, which `pp` does not send from stage to stage. Leave such outputs out, or leave "
-                "`pp` out"
+                f"routers, which `pp` does not send from stage to stage. Leave them out of the {what}, or "
+                "leave `pp` out"
             )
 
     @contextlib.contextmanager
@@ -152,6 +174,7 @@ class StageBlocks:
         own = [(name, one, one.requires_grad) for name, one in self._model.named_parameters()]
         devices = {one.device for _, one, _ in own if one.device.type == "cuda"}
         self._mode, self._called, self._has_agreed = "check", 0, False
+        self._beside = []
         try:
             with (
                 keeping_buffers(self._model),
@@ -165,6 +188,12 @@ class StageBlocks:
                 self.buffers.begin()
                 yield
         except Exception as error:
+            if not isinstance(error, DistError):
+                error.add_note(
+                    f"raised in a pass that skips the blocks of `{self.stages.list_name}`, before the first "
+                    "batch: with `pp`, what follows the blocks gets one tensor, the activations, and nothing "
+                    "that blocks keep as attributes"
+                )
             if not self._has_agreed and not is_collective_failure(error):
                 gather(describe_error(error))
             raise
@@ -223,12 +252,14 @@ class StageBlocks:
 
         Raises:
             ModelError: A block does not compute with parts of sequences, a pass within `checking` failed on
-                another rank, or two stages change a buffer.
+                another rank, blocks get other arguments on other ranks, or two stages change a buffer.
         """
         self._has_agreed = True
         for index, failure in enumerate(gather(self._failure)):
             if failure:
                 raise ModelError(f"rank {index} of `pp`: {failure}")
+        check_beside(gather(self._beside))
+        self._beside = []
         self.buffers.agree(gather)
 
     def _call(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -247,6 +278,7 @@ class StageBlocks:
             assert self.outside is not None
             return self.outside(index, forward, call)
         own = self._running
+        self._check_order(index)
         if not index:
             self.buffers.end_step_part("before")
         if index < own.start:
@@ -272,6 +304,7 @@ class StageBlocks:
         self.buffers.begin()
         output = forward(*call[0], **call[1])
         self.buffers.end_part("between")
+        warn_of_kept(self.names[index], self.stages.blocks[self.names[index]])
         return output
 
     def _skip(self, index: int, call: Call) -> torch.Tensor:
@@ -281,8 +314,8 @@ class StageBlocks:
         if index != self._called or (index and _origin(hidden) is not self._between):
             raise ModelError(
                 f"`{name}` does not get the output of the block before it, which `pp` sends from stage to "
-                "stage. Let blocks follow each other in the order of their list, without computation between "
-                "them, or leave `pp` out"
+                "stage. Let blocks return the activations alone, and follow each other in the order of their "
+                "list, without computation between them, or leave `pp` out"
             )
         others = [one for one in _tensors(call) if one is not hidden and one.requires_grad]
         if others:
@@ -291,6 +324,7 @@ class StageBlocks:
                 "is computed with parameters, which `pp` does not send to the other stages. Compute it in "
                 "the block, or leave `pp` out"
             )
+        self._beside += beside(name, hidden, tree_leaves(call))
         if self.sequences is not None:
             self._try_with_parts(index, call)
         if not index:
@@ -345,10 +379,11 @@ class Stage(nn.Module):
             )
             if self.loss_of is None:
                 activations: torch.Tensor = output
-                return activations
+                return activations.contiguous()  # as torch sends it
             # Here, and not in torch's schedule, so that the outputs of a model may be anything.
             self.blocks.buffers.begin_step()
             loss = self.loss_of(output, number)
+            self.blocks.check_loss(loss)
             self.blocks.buffers.end_step_part("after")
             return loss.reshape(1).to(torch.float32)
 

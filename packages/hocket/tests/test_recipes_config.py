@@ -88,6 +88,8 @@ def test_each_section_configures_its_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"max_duration": "1ep"}, "`max_duration` is unknown .* in a section: `training.max_duration`"),
+        ({"save_folder": "run"}, "`save_folder` is unknown .* in a section: `checkpoint.save_folder`"),
         ({"trainning": {}}, "`trainning` is unknown in the configuration; did you mean `training`"),
         ({"training": {"max_durations": "1ep"}}, "did you mean `max_duration`"),
         ({"checkpoint": {"folder": "x"}}, "did you mean `save_folder`"),

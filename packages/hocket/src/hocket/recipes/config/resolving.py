@@ -68,7 +68,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         TrainerConfigError: If a section or an argument of `Trainer` is unknown (the message names the
             nearest one), or an argument of `Trainer` has a wrong type.
     """
-    check_names(config, SECTIONS, "the configuration")
+    _check_sections(config)
     resolved: dict[str, Any] = {name: config[name] for name in SECTIONS if config.get(name) is not None}
     for name in ("model", "optimizer"):
         if name in resolved:
@@ -145,6 +145,21 @@ def _check_places(given: Iterable[str], section: str) -> None:
         if name in places:
             group, field = places[name]
             raise TrainerConfigError(f"`{section}.{name}` is now `{_section_of(group)}.{group}.{field}`")
+
+
+def _check_sections(config: Mapping[str, Any]) -> None:
+    """Refuse what is no section, and name the section of an argument of `Trainer` at the top.
+
+    Raises:
+        TrainerConfigError: If there is one; the message names its place, or the nearest section.
+    """
+    for name in config:
+        section = next((one for one, names in TRAINER_SECTIONS.items() if name in names), None)
+        if section is not None and name not in SECTIONS:
+            raise TrainerConfigError(
+                f"`{name}` is unknown in the configuration; expected it in a section: `{section}.{name}`"
+            )
+    check_names(config, SECTIONS, "the configuration")
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:

@@ -47,8 +47,14 @@ def test_the_imports_in_the_documentation_work() -> None:
     assert len(found) > 50
     for module, names in sorted(found):
         for name in names.split(","):
-            if not hasattr(importlib.import_module(module), name.strip()):
-                importlib.import_module(f"{module}.{name.strip()}")
+            try:
+                if not hasattr(importlib.import_module(module), name.strip()):
+                    importlib.import_module(f"{module}.{name.strip()}")
+            except ImportError as error:
+                # A module for a library that this environment lacks names it, and the cause is its absence.
+                lacks = getattr(error.__cause__, "name", None) or "hocket"
+                if lacks.startswith("hocket"):
+                    raise
 
 
 def test_an_extra_is_quoted_in_every_command_that_installs_it() -> None:

@@ -121,6 +121,7 @@ def _refuse() -> dict[str, str]:
     for name, config, model in (
         ("heads", {"dp_shard": 1, "cp": 4}, GPT(GPTConfig(context=8, width=12, num_heads=2, num_layers=1))),
         ("no blocks", CONTEXT, nn.Linear(4, 4)),
+        ("statistics", CONTEXT, nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))] * 2)),
         ("no logits", {"tp": {"degree": 2, "loss_parallel": True, "plan": PLAN}}, Model("plain")),
     ):
         with provide(config, device="cpu", timeout_s=30) as parallelism:
@@ -136,6 +137,7 @@ def test_what_cut_sequences_do_not_allow_is_refused(four_ranks: StandingRanks) -
             assert words in messages[name], name
         assert "GPT has `num_heads` 2, which 4 ranks of `cp` cannot share evenly" in messages["heads"]
         assert "Linear has no `ModuleList` of equal blocks" in messages["no blocks"]
+        assert "1` is a BatchNorm1d, whose statistics are of all positions" in messages["statistics"]
         assert "`loss_parallel` takes the logits of the one module" in messages["no logits"]
 
 

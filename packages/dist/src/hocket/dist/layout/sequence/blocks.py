@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hocket.dist.config.axes import CP, TP
 from hocket.dist.config.context_parallel import ContextParallelConfig
@@ -344,7 +345,7 @@ def blocks_of(
 
     Raises:
         ModelError: The model has no list of blocks, the ranks cannot share its attention, or its blocks have
-            the checkpointing of transformers.
+            the checkpointing of transformers or a norm with statistics of all positions.
     """
     axes = [] if context is None else [context]
     option = "`sequence_parallel`" if context is None else f"`{CP}`"
@@ -357,6 +358,14 @@ def blocks_of(
                 f"`{key}` has the checkpointing of transformers, which does not act beside {option}. Call "
                 "`gradient_checkpointing_disable()`, and set `activation_checkpointing` in `fsdp`"
             )
+        for inside, one in block.named_modules(prefix=key):
+            # The trial pass of a block, in evaluation, does not show it.
+            if isinstance(one, _BatchNorm) or getattr(one, "track_running_stats", False):
+                raise ModelError(
+                    f"`{inside}` is a {type(one).__name__}, whose statistics are of all positions, and under "
+                    f"{option} each rank sees a part of them. Use a norm that acts on each position by "
+                    f"itself, such as LayerNorm, or leave {option} out"
+                )
     if tensor_mesh is not None:
         axes.append(
             Axis(

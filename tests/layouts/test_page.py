@@ -110,6 +110,7 @@ def _alone(feature: str, has_experts: bool) -> features.Outcome:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell_is_as_the_page_says(two_ranks: StandingRanks, cell: Cell) -> None:
+    pytest.importorskip(FEATURES[cell.feature].needs, reason="needs `uv sync --group algos`")
     if cell.word == "refused":
         _check_refusal(two_ranks, cell)
         return

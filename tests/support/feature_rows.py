@@ -86,6 +86,8 @@ class CheckpointedByTransformers(Checkpointed):
 class Rounded(Feature):
     """Float8 that is emulated, with 16 dividing the sizes of all layers."""
 
+    needs = "torchao"
+
     def build(self, kind: str) -> nn.Module:
         torch.manual_seed(3)
         size = GPTConfig(context=layouts.LENGTH - 1, width=32, num_layers=2, num_heads=4)
@@ -104,6 +106,8 @@ class Rounded(Feature):
 
 
 class Adapted(Feature):
+    needs = "peft"
+
     def options(self) -> dict[str, Any]:
         return {"algorithms": [LoRA(r=4)]}
 

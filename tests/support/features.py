@@ -59,6 +59,7 @@ class Feature:
         bounds_of_mixture: The same where ranks share experts.
         changes_numbers: Whether the one process trains with the feature, too; without it otherwise.
         num_rounds: Trainings one after the other with new models; the last one is compared.
+        needs: A module without which the feature is not tested.
     """
 
     dense: ClassVar[str] = "gpt"
@@ -68,6 +69,7 @@ class Feature:
     bounds_of_mixture: ClassVar[dict[str, float]] = EXACT
     changes_numbers: ClassVar[bool] = True
     num_rounds: ClassVar[int] = 1
+    needs: ClassVar[str] = "torch"
 
     def build(self, kind: str) -> nn.Module:
         """Return the model."""

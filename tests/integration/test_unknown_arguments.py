@@ -74,7 +74,7 @@ def test_a_misspelt_argument_is_refused_with_the_class_and_the_nearest_one(cls):
 @pytest.mark.parametrize(
     ("cls", "name", "answer"),
     [
-        (StreamingDataset, "seed", "did you mean `shuffle_seed`?"),
+        (StreamingDataset, "seed", "give `shuffle_seed=`"),
         (StreamingDataset, "batchsize", "did you mean `batch_size`?"),
         (StreamingDataset, "shuffle_algorithm", "did you mean `shuffle_algo`?"),
         (StreamingDataset, "qqq", "`help(StreamingDataset)` lists the arguments"),

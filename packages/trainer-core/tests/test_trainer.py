@@ -15,7 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler
 
 from hocket.trainer import Algorithm, Callback, LoggerDestination, Trainer
-from hocket.trainer.errors import DataError, DurationReachedError, TrainerConfigError
+from hocket.trainer.errors import (
+    DataError,
+    DurationReachedError,
+    TrainerClosedError,
+    TrainerConfigError,
+)
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.ranks.single_process import SingleProcess
 from support.training import Net, Watch, data, loader, make, parameters
@@ -280,7 +285,7 @@ def test_unknown_arguments_and_invalid_models_raise():
     with pytest.raises(TrainerConfigError, match="`train_dataloader` is required"):
         trainer.fit()
     trainer.close()
-    with pytest.raises(TrainerConfigError, match="closed"):
+    with pytest.raises(TrainerClosedError, match="closed"):
         trainer.fit()
 
 

@@ -155,7 +155,7 @@ class StageBlocks:
         inside = {id(one) for block in self.stages.blocks.values() for one in block.parameters()}
         if any(id(leaf) in inside for leaf in _leaves_of(results, {self._last_node})):
             raise ModelError(
-                f"the {what} of {type(self._model).__name__} takes more from the blocks of "
+                f"the {what} of {type(self._model).__name__} took more from the blocks of "
                 f"`{self.stages.list_name}` than the activations of the last one, such as the logits of "
                 f"routers, which `pp` does not send from stage to stage. Leave them out of the {what}, or "
                 "leave `pp` out"

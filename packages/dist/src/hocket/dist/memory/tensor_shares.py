@@ -113,6 +113,9 @@ def tensor_traffic(
 ) -> float:
     """Return the bytes that a rank of the axis `tp` sends in the forward and backward pass of a microbatch.
 
+    With `sequence_parallel`, the gradients of norms, the gather after the last block, and the sequences that
+    are gathered for modules without a style are left out.
+
     Args:
         styles: The style of each cut module.
         exchanged: The bytes of the input and of the output of each module of the whole model.

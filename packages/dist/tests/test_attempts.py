@@ -37,7 +37,8 @@ def test_a_rank_of_another_host_than_0_dies_and_the_job_goes_on(
     with hosts(tmp_path, case, nodes, 2) as launchers:
         check_ended(tmp_path, launchers)
     last = 1 if case == "dies" else 2
-    assert (tmp_path / f"up-1-{last}-2").exists(), "host 1 did not train with host 0 again"
+    trained = [int(path.name.split("-")[2]) for path in tmp_path.glob("up-1-*-2")]
+    assert max(trained, default=0) >= last, "host 1 did not train with host 0 again"
 
 
 @pytest.mark.slow
@@ -70,7 +71,9 @@ def test_a_stopped_rank_is_replaced_within_the_deadline(tmp_path: Path) -> None:
         started = len(list(tmp_path.glob("start-1-*")))
         os.kill(json.loads((tmp_path / f"start-1-{started - 1}").read_text())["pid"], signal.SIGSTOP)
         stopped_at = time.monotonic()
-        wait_for(tmp_path, f"up-1-{started}-3")
+        for path in tmp_path.glob("up-1-*-3"):
+            path.unlink()
+        wait_for(tmp_path, "up-1-*-3")  # a launcher that came late may have made two of the others start first
         assert time.monotonic() - stopped_at < TIMEOUT_S + 5 + SLACK_S
         (tmp_path / "end").touch()
         check_ended(tmp_path, launchers)

@@ -22,6 +22,7 @@ from hocket.dist.job_parallelism import JobParallelism
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
+from hocket.dist.layout.loss_check import check_loss
 from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import release_parameters, remap, takes_both_kinds
 from hocket.dist.layout.safetensors_load import load_safetensors
@@ -261,6 +262,24 @@ class FSDPParallelism(JobParallelism):
         """
         has_parts = self._tensor_parallel.sequence_parallel
         refuse_generation(has_context=self._context is not None, has_parts=has_parts)
+
+    def check_loss(self, loss: torch.Tensor) -> None:
+        """Compare the loss of the first batch over the ranks that share its data. Collective.
+
+        Raises:
+            ModelError: Ranks of `tp` have different losses.
+        """
+        groups = {} if self._shape.tensor == 1 else {TP: self.mesh[TP].get_group()}
+        if self._context is not None:
+            groups[CP] = self._context.group
+        if groups:
+            check_loss(
+                loss,
+                groups,
+                lambda flags: self.reduce_all_async(flags).wait(),
+                has_parts=self._tensor_parallel.sequence_parallel,
+                is_told=self.global_rank == 0,
+            )
 
     def draw_ranks(self) -> str:
         """Return a picture of the ranks by axis; empty where there is one axis."""

@@ -193,6 +193,7 @@ class PipelineParallelism(JobParallelism):
         self._cut, sequences = cut_stage(model, stages, own, self._ranks, self._tensor_parallel)
         self._blocks = StageBlocks(model, stages, own, stand_ins)
         self._blocks.sequences = sequences
+        self._blocks.plan_check = None if self._cut is None else self._cut.check
         StageRelay(model, self._blocks, self._pipe, self.config)
         self._shard(model, self._blocks, always=always)
 

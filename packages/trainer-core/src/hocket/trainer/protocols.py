@@ -105,7 +105,8 @@ class Collectives(Protocol):
 
         A parallelism with fewer data-parallel ranks than processes also has `reduce_all_async`, the same sum
         over all processes; one that cannot generate with every model has
-        `check_generation(has_cache=…)`, which refuses.
+        `check_generation(has_cache=…)`, and one whose ranks can differ in the loss of data that they share
+        `check_loss(loss)`, which refuse.
         """
 
     def close(self) -> None:

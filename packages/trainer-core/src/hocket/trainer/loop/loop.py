@@ -84,6 +84,9 @@ def train_batch(run: Run, facts: DeviceBatch, step: GlobalStep) -> None:
     assert loader is not None
     assert guard is not None
     loss = train_step.compute_gradients(state.batch)
+    if run.check_loss and not context.is_skipped:
+        check, run.check_loss = run.check_loss, None
+        check(loss)
 
     # While the device is busy, fetch the next batch, and exchange its counts with the other ranks. On several
     # ranks, the same exchange carries rank 0's clock, which counts the time for all. Until it is there, the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +68,8 @@ class Run:
     """The most samples in a microbatch, after an attempt that ran out of memory."""
     guard: NonFiniteGuard | None = None
     """The check of each step's loss in the present fit."""
+    check_loss: Callable[[torch.Tensor], object] | None = None
+    """Compares the loss of the first batch between ranks that share their data; None afterwards."""
     is_loss_logged: bool = False
     """Whether any rank logs; the loss is reduced over ranks only then."""
     log_every: int = 1

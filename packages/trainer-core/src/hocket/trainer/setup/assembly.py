@@ -147,6 +147,7 @@ def assemble(
         auto_step=auto_step,
         microbatch_limit=find_microbatch_limit(sync),
         notice=notice,
+        check_loss=getattr(parallelism, "check_loss", None),
     )
     keep_found_size(run)
     register(run)

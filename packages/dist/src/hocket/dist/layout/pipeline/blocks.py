@@ -16,6 +16,7 @@ from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.layout.sequence.arguments import Call, first_tensor
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
 from hocket.dist.layout.tensor_parallelism.loss import whole_logits
+from hocket.dist.layout.tensor_parallelism.plan_check import PlanCheck
 from hocket.dist.ranks.diagnosis import is_collective_failure
 
 _HOOK_NODES = ("RegisterPostBackwardFunctionBackward", "ToCopyBackward0")
@@ -49,6 +50,7 @@ class StageBlocks:
         own_stages: The stages of this rank.
         buffers: The buffers outside of the blocks.
         sequences: The blocks of this rank between which a stage has parts of the sequences; None for no such.
+        plan_check: The comparison of blocks with whole matrices; None if none are cut.
         outside: Called for a block outside of a training step, with its index, forward method and arguments.
     """
 
@@ -62,6 +64,7 @@ class StageBlocks:
         self.names = list(stages.blocks)
         self.buffers = OuterBuffers(model, stages)
         self.sequences: SequenceBlocks | None = None
+        self.plan_check: PlanCheck | None = None
         self._failure, self._has_agreed = "", False
         self.outside: Callable[[int, Callable[..., Any], Call], torch.Tensor] | None = None
         self._called = self._expected = 0
@@ -325,8 +328,7 @@ class StageBlocks:
                 "the block, or leave `pp` out"
             )
         self._beside += beside(name, hidden, tree_leaves(call))
-        if self.sequences is not None:
-            self._try_with_parts(index, call)
+        self._try(index, call)
         if not index:
             self.buffers.end_part("before")
             self._entry, self.hidden = hidden, hidden.detach()
@@ -339,14 +341,14 @@ class StageBlocks:
             self._between = hidden = hidden.detach().requires_grad_()
         return hidden
 
-    def _try_with_parts(self, index: int, call: Call) -> None:
-        """Check a block of this rank with parts of the sequences, and note why it fails with them."""
-        assert self.sequences is not None
-        if not index:
+    def _try(self, index: int, call: Call) -> None:
+        """Check a block of this rank with parts of sequences or of matrices, and note why it fails with them."""
+        if self.sequences is not None and not index:
             self.sequences.check_length(first_tensor(call))
-        if index in self.own:
+        tried = self.sequences or self.plan_check  # the former includes the latter
+        if tried is not None and index in self.own:
             try:
-                self.sequences.try_block(self.names[index], call)
+                tried.try_block(self.names[index], call)
             except ModelError as error:  # told by `agree`, so that all stages refuse it
                 self._failure = self._failure or str(error)
 

@@ -47,6 +47,12 @@ def replace_first(call: Call, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return args, {name: after if value is before else value for name, value in kwargs.items()}
 
 
+def drawn_like(hidden: torch.Tensor) -> torch.Tensor:
+    """Return random activations in place of others, equal on all ranks."""
+    values = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    return values.to(hidden.device, hidden.dtype)
+
+
 def first_output(output: Any) -> torch.Tensor:
     """Return the tensor that a module returns, or the first one.
 

@@ -19,8 +19,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hocket.dist.config.axes import CP, TP
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.errors import ModelError
+from hocket.dist.layout.first_passes import FirstPasses
 from hocket.dist.layout.sequence.arguments import (
     Call,
+    drawn_like,
     first_output,
     first_tensor,
     part_of_positions,
@@ -65,7 +67,7 @@ class SequenceBlocks:
         self.verify: list[Callable[[], None]] = []
         self._size = math.prod(axis.size for axis in axes)
         self._multiple = math.lcm(self._size, *(axis.num_parts for axis in axes))
-        self._checked: set[type] = set()
+        self._passes: dict[type, tuple[str, FirstPasses]] = {}
         self._forwards: dict[str, Callable[..., Any]] = {}
         self._is_inside = False
 
@@ -200,24 +202,21 @@ class SequenceBlocks:
         Raises:
             ModelError: As `check`.
         """
-        generator = torch.Generator().manual_seed(0)
-
-        def drawn(hidden: torch.Tensor) -> torch.Tensor:
-            values = torch.randn(hidden.shape, generator=generator, device="cpu")
-            return self.cut(values.to(hidden.device, hidden.dtype))
-
         with torch.no_grad():
-            self.check(name, self.blocks[name], self._forwards[name], replace_first(call, drawn))
+            drawn = replace_first(call, lambda hidden: self.cut(drawn_like(hidden)))
+            self.check(name, self.blocks[name], self._forwards[name], drawn)
 
     def check(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> None:
         """Check, once for each class of blocks, that a block does the same with whole sequences. Collective.
 
+        A block that does not change its input, as some initialisers have it, is checked in the next pass, too.
+
         Raises:
             ModelError: It does not, since it uses other positions in a way that is not known.
         """
-        if type(block) in self._checked:
+        first, passes = self._passes.setdefault(type(block), (name, FirstPasses()))
+        if name != first or _is_computed_again() or not passes.is_due():
             return
-        self._checked.add(type(block))
         modes = {module: module.training for module in block.modules()}
         call, before = without_cache(call), first_tensor(call)
         try:
@@ -231,8 +230,11 @@ class SequenceBlocks:
                 module.training = mode
         for function in self.verify:
             function()
-        if self._differs(found, expected, before):
+        is_other, is_changed = self._differs(found, expected, before)
+        if is_other:
             raise ModelError(self._refusal(name, block))
+        if is_changed:
+            passes.end()
 
     def _found(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> torch.Tensor:
         try:
@@ -255,16 +257,21 @@ class SequenceBlocks:
             f"cut of sequences over {axes}"
         )
 
-    def _differs(self, found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> bool:
+    def _differs(
+        self, found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor
+    ) -> tuple[bool, bool]:
+        """Return whether outputs differ on any rank, and whether the block changes its input on any."""
         is_like = found.shape == expected.shape == before.shape
+        size = expected.new_zeros(())
         if is_like:
-            change = (expected - before).float()
+            size = (expected - before).float().norm()
             difference = (found - expected).float().norm()
-            is_like = bool(difference <= _LIKENESS * change.norm() + 1e-6)
-        flag = torch.tensor([0.0 if is_like else 1.0], device=before.device)
+            is_like = bool(difference <= _LIKENESS * size + 1e-6)
+        flags = torch.stack([torch.full_like(size, not is_like), size > 0]).float()
         for axis in self.axes:
-            dist.all_reduce(flag, group=axis.group)
-        return bool(flag.item())
+            dist.all_reduce(flags, group=axis.group)
+        is_other, is_changed = flags.tolist()
+        return bool(is_other), bool(is_changed)
 
 
 class _BlockHooks:
@@ -291,7 +298,12 @@ class _BlockHooks:
 
 def _is_uncounted() -> bool:
     """Return whether a block is compiled, or computed again in a backward pass, in another order."""
-    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+    return torch.compiler.is_compiling() or _is_computed_again()
+
+
+def _is_computed_again() -> bool:
+    """Return whether a block is computed again in a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def find_blocks(model: nn.Module, option: str) -> tuple[str, dict[str, nn.Module]]:

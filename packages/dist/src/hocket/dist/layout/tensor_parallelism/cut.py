@@ -21,6 +21,7 @@ from hocket.dist.errors import ModelError
 from hocket.dist.layout.deferred_init import find_ties, tie
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
 from hocket.dist.layout.tensor_parallelism.loss import find_head
+from hocket.dist.layout.tensor_parallelism.plan_check import PlanCheck
 from hocket.dist.layout.tensor_parallelism.plans import DIVIDED, check_heads, find_plan
 from hocket.dist.layout.tensor_parallelism.sequence import add_sequence_styles, attach_sequence
 from hocket.dist.layout.tensor_parallelism.styles import apply_style, cut_dim
@@ -36,10 +37,12 @@ class TensorLayout:
     Attributes:
         cut: Names of the modules that are cut.
         whole: Names of the parameters that are whole on every rank of the axis.
+        check: The comparison with whole matrices, which forward passes make.
     """
 
     cut: list[str]
     whole: list[str]
+    check: PlanCheck
 
     def describe(self, degree: int) -> str:
         """Return the layout in words, with `*` for the numbers of blocks."""
@@ -80,6 +83,8 @@ def cut_model(
     ties = find_ties(model)
     head = find_head(model, styles) if has_cut_loss else None
     styles = {name: style for name, style in styles.items() if is_own(name)}
+    inner = {name: style for name, style in styles.items() if name != head}
+    check = PlanCheck(model, inner, mesh, blocks=blocks, is_given=plan is not None)
     if blocks is not None:
         styles = add_sequence_styles(styles, blocks)
     for name, style in styles.items():
@@ -99,9 +104,10 @@ def cut_model(
         attach_sequence(model, styles, blocks, mesh)
     tie(model, ties)
     divide_numbers(model, styles, mesh.size())
+    check.attach()
     _warn_of_dropout(model, mesh)
     whole = [name for name, one in model.named_parameters() if not isinstance(one, DTensor)]
-    return TensorLayout(cut=list(styles), whole=whole)
+    return TensorLayout(cut=list(styles), whole=whole, check=check)
 
 
 def plan_cuts(model: nn.Module, plan: Plan | None, degree: int) -> dict[str, Style]:

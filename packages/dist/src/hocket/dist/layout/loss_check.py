@@ -55,17 +55,17 @@ def check_loss(
         if axis == TP:
             option = "`sequence_parallel`" if has_parts else f"`{TP}`"
             raise ModelError(
-                f"{facts}: a part of the loss comes from activations inside the blocks, such as the term of a "
-                "router, or from random numbers that differ. Each rank has its own part of such activations, "
-                f"and their gradients are not added up. Compute the part from the model's outputs, or leave "
+                f"{facts}: a part of the loss comes from activations inside the blocks, such as a penalty, or "
+                "from random numbers that differ. Each rank has its own part of such activations, and their "
+                "gradients are not added up. Compute the part from the model's outputs, or leave "
                 f"{option} out"
             )
         if is_told:
             _log.warning(
-                "%s: a part of the loss comes from activations inside the blocks, such as the term of a router, "
-                "of which each rank has those of its positions. Trained is the mean of the ranks' losses: that "
-                "is exact for a mean over positions; a sum over positions counts 1/n of itself over n ranks of "
-                "`%s`, and other functions are those of parts of sequences",
+                "%s: a part of the loss comes from activations inside the blocks, such as the term of a "
+                "router, of which each rank has those of its positions. Trained is the mean of the ranks' "
+                "losses: that is exact for a mean over positions; a sum over positions counts 1/n of itself "
+                "over n ranks of `%s`, and other functions are those of parts of sequences",
                 facts,
                 CP,
             )

@@ -342,7 +342,7 @@ class StageBlocks:
         return hidden
 
     def _try(self, index: int, call: Call) -> None:
-        """Check a block of this rank with parts of sequences or of matrices, and note why it fails with them."""
+        """Check a block of this rank with parts of sequences or matrices, and note why it fails so."""
         if self.sequences is not None and not index:
             self.sequences.check_length(first_tensor(call))
         tried = self.sequences or self.plan_check  # the former includes the latter

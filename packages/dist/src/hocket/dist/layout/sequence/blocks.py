@@ -209,7 +209,7 @@ class SequenceBlocks:
     def check(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> None:
         """Check, once for each class of blocks, that a block does the same with whole sequences. Collective.
 
-        A block that does not change its input, as some initialisers have it, is checked in the next pass, too.
+        A block that does not change its input, as some initialisers have it, is checked in later passes.
 
         Raises:
             ModelError: It does not, since it uses other positions in a way that is not known.

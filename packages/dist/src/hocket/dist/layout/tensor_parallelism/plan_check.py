@@ -80,9 +80,7 @@ class PlanCheck:
         self._mesh, self._blocks, self._is_given = mesh, blocks, is_given
         self._is_busy = False
         self._units = list[_Unit]()
-        memo: dict[int, Any] = {
-            id(one): _on_meta(one) for one in (*model.parameters(), *model.buffers())
-        }
+        memo: dict[int, Any] = {id(one): _on_meta(one) for one in (*model.parameters(), *model.buffers())}
         for name in self._names(model, styles):
             module = model.get_submodule(name)
             try:
@@ -144,7 +142,8 @@ class PlanCheck:
                 self._compare(unit, (args, kwargs))
             finally:
                 self._is_busy = False
-            if unit.passes.has_ended and vars(unit.module).get("forward") is unit.run:  # and nothing is around it
+            is_outermost = vars(unit.module).get("forward") is unit.run
+            if unit.passes.has_ended and is_outermost:
                 unit.module.forward = unit.forward
         return unit.forward(*args, **kwargs)
 
@@ -216,9 +215,7 @@ class PlanCheck:
             )
 
 
-def _modules_around(
-    modules: Mapping[str, nn.Module], layers: Iterable[str]
-) -> tuple[set[str], list[str]]:
+def _modules_around(modules: Mapping[str, nn.Module], layers: Iterable[str]) -> tuple[set[str], list[str]]:
     """Return the modules around layers, up to a block, and the layers outside of all blocks of the model."""
     around, blocks, parents = set[str](), set[str](), dict[str, str]()
     for layer in layers:
@@ -299,10 +296,10 @@ def _refusal(unit: _Unit) -> str:
     kind = type(unit.module).__name__.removeprefix("FSDP")
     where = f"`{unit.name}`, a {kind}," if unit.name else kind
     return (
-        f"{where} does not compute with the matrices that the tensor-parallel plan cuts what it computes with "
-        "whole ones, so training would differ from that of one process without an error: it splits the "
+        f"{where} does not compute with the matrices that the tensor-parallel plan cuts what it computes "
+        "with whole ones, so training would differ from that of one process without an error: it splits the "
         "output of several matrices that are stored as one, or counts heads or features itself. Give such a "
-        "matrix the style 'packed_colwise:3' for three in one, take the number of heads from the shape of the "
-        "layer's output (`view(*x.shape[:2], -1, head_dim)`), or give the layer the style "
+        "matrix the style 'packed_colwise:3' for three in one, take the number of heads from the shape of "
+        "the layer's output (`view(*x.shape[:2], -1, head_dim)`), or give the layer the style "
         "'colwise_gather_output'"
     )

@@ -56,7 +56,7 @@ def check_loss(
             option = "`sequence_parallel`" if has_parts else f"`{TP}`"
             raise ModelError(
                 f"{facts}: a part of the loss comes from activations inside the blocks, such as a penalty, "
-                "or from random numbers that differ. Each rank has its own part of such activations, and their "
+                "or from random numbers that differ. Each rank has its part of such activations, and their "
                 "gradients are not added up. Compute the part from the model's outputs, or leave "
                 f"{option} out"
             )

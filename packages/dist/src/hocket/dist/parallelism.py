@@ -19,11 +19,11 @@ from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.job_parallelism import JobParallelism
+from hocket.dist.layout.checks.loss_check import check_loss
+from hocket.dist.layout.checks.model_checks import check_model
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
 from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
-from hocket.dist.layout.loss_check import check_loss
-from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import release_parameters, remap, takes_both_kinds
 from hocket.dist.layout.safetensors_load import load_safetensors
 from hocket.dist.layout.sequence.blocks import blocks_of, refuse_generation

@@ -16,9 +16,9 @@ from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.job_parallelism import JobParallelism
+from hocket.dist.layout.checks.model_checks import check_model
 from hocket.dist.layout.clipping import clip_grad_norm_
 from hocket.dist.layout.fsdp import broadcast_values, shard
-from hocket.dist.layout.model_checks import check_model
 from hocket.dist.layout.optimizers import (
     GroupNames,
     name_parameters,

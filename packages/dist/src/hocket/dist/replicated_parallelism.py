@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from hocket.dist.errors import ModelError
 from hocket.dist.job_parallelism import JobParallelism
-from hocket.dist.layout.model_checks import check_model
+from hocket.dist.layout.checks.model_checks import check_model
 from hocket.dist.layout.optimizers import name_parameters
 from hocket.dist.layout.replicate import Replication
 from hocket.dist.ranks.process_group import ProcessGroup

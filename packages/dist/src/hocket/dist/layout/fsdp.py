@@ -24,7 +24,7 @@ from hocket.dist.config.dtypes import dtype_name, parse_dtype
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.errors import ConfigError, ModelError
 from hocket.dist.layout.activation import apply_activation_levers
-from hocket.dist.layout.model_checks import check_output_once, check_shardable
+from hocket.dist.layout.checks.model_checks import check_output_once, check_shardable
 from hocket.dist.layout.wrapping import choose_wraps
 
 _log = logging.getLogger("hocket.dist")

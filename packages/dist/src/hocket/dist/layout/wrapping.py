@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.dist.config.key_table import unknown_key
 from hocket.dist.errors import WrapError
-from hocket.dist.layout.model_checks import group_of
+from hocket.dist.layout.checks.model_checks import group_of
 
 WrapFn = Callable[[nn.Module], "bool | Mapping[str, Any]"]
 

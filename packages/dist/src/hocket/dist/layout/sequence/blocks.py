@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hocket.dist.config.axes import CP, TP
 from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.errors import ModelError
-from hocket.dist.layout.first_passes import FirstPasses
+from hocket.dist.layout.checks.first_passes import FirstPasses
 from hocket.dist.layout.sequence.arguments import (
     Call,
     drawn_like,

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hocket.dist.config.axes import TP
 from hocket.dist.config.tensor_parallel import Style, split_style
 from hocket.dist.errors import ModelError
-from hocket.dist.layout.first_passes import FirstPasses
+from hocket.dist.layout.checks.first_passes import FirstPasses
 from hocket.dist.layout.sequence.arguments import Call, drawn_like, replace_first, without_cache
 from hocket.dist.layout.sequence.blocks import SequenceBlocks
 

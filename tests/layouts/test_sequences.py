@@ -172,6 +172,56 @@ def test_arguments_with_a_row_for_each_position_are_cut_by_their_names(name: str
     _, found = part_of_positions(((), {name: given, "exposure": given}), axis, 8)
     assert found[name].tolist() == [[4, 5, 6, 7]]
     assert found["exposure"] is given
+    args, _ = part_of_positions(((given, given, given, given), {}), axis, 8, ("x", "exposure", name))
+    assert [one.shape[1] for one in args] == [8, 8, 4, 8]
+
+
+class Turned(nn.Module):
+    """Blocks that get rotations of queries and keys by place, as those of Llama's first code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(TurnedBlock() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1])
+        freqs_cis = torch.polar(torch.ones_like(angles), angles)
+        for layer in self.layers:
+            x = layer(x, 0, freqs_cis, None)
+        return x
+
+
+class TurnedBlock(nn.Module):
+    """One of them; `(x, start_pos, freqs_cis, mask)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, start_pos: int, freqs_cis: Tensor, mask: Tensor | None) -> Tensor:
+        assert start_pos == 0
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(one.unflatten(-1, (2, 2))) * freqs_cis).flatten(-2)
+            for one in (q, k)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def _turn(config: dict[str, Any] | None) -> Tensor:
+    model: nn.Module = Turned()
+    x = torch.arange(128.0).view(2, 8, 8).sin()
+    with contextlib.ExitStack() as stack:
+        if config is not None:
+            model = stack.enter_context(provide(config, device="cpu", timeout_s=60)).lay_out(model)
+        return model(x).detach()
+
+
+def test_rotations_that_blocks_get_by_place_are_cut(four_ranks: StandingRanks) -> None:
+    for found in four_ranks.run(_turn, CONTEXT):
+        torch.testing.assert_close(found, _turn(None), rtol=1e-5, atol=1e-6)
 
 
 def _evaluate(config: dict[str, Any] | None, num_ranks: int) -> dict[str, list[float]]:

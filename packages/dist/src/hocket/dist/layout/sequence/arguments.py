@@ -1,7 +1,8 @@
 """The tensors in the arguments and outputs of blocks."""
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,13 +75,28 @@ def replace_output(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
     return changed if isinstance(output, torch.Tensor) else type(output)([changed, *output[1:]])
 
 
-def part_of_positions(call: Call, axis: Axis, length: int) -> Call:
-    """Return arguments in which those with a row for each position have this rank's rows."""
+def positional_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that a forward method takes by position."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(one.name for one in inspect.signature(forward).parameters.values() if one.kind in kinds)
+
+
+def part_of_positions(call: Call, axis: Axis, length: int, names: Sequence[str] = ()) -> Call:
+    """Return arguments in which those with a row for each position have this rank's rows.
+
+    Args:
+        call: The arguments.
+        axis: The ranks that share positions.
+        length: The number of all positions.
+        names: The names of positional arguments, the activations' first.
+    """
     args, kwargs = call
-    return args, {
-        name: _part_of_rows(value, axis, length) if _POSITIONS.search(name) else value
-        for name, value in kwargs.items()
-    }
+
+    def part(name: str, value: Any) -> Any:
+        return _part_of_rows(value, axis, length) if _POSITIONS.search(name) else value
+
+    named = ("", *names[1:], *[""] * (len(args) - len(names)))
+    return tuple(map(part, named, args)), {name: part(name, value) for name, value in kwargs.items()}
 
 
 def without_cache(call: Call) -> Call:

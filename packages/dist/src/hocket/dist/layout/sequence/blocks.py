@@ -26,6 +26,7 @@ from hocket.dist.layout.sequence.arguments import (
     first_output,
     first_tensor,
     part_of_positions,
+    positional_names,
     replace_first,
     replace_output,
     without_cache,
@@ -69,6 +70,7 @@ class SequenceBlocks:
         self._multiple = math.lcm(self._size, *(axis.num_parts for axis in axes))
         self._passes: dict[type, tuple[str, FirstPasses]] = {}
         self._forwards: dict[str, Callable[..., Any]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         self._is_inside = False
 
     def attach(self, model: nn.Module) -> None:
@@ -81,7 +83,8 @@ class SequenceBlocks:
         model.register_forward_hook(self._end_pass)
         for index, (name, block) in enumerate(self.blocks.items()):
             forward = block.forward
-            block.forward = functools.wraps(forward)(functools.partial(self._run, forward))
+            self._names[name] = positional_names(forward)
+            block.forward = functools.wraps(forward)(functools.partial(self._run, name, forward))
             hooks = _BlockHooks(self, name, forward, is_first=not index)
             block.register_forward_pre_hook(
                 hooks.before_first if not index else hooks.before, with_kwargs=True
@@ -101,7 +104,8 @@ class SequenceBlocks:
         """
         for name, block in self.blocks.items():
             self._forwards[name] = forward = block.forward
-            run = functools.partial(self._run_whole, forward, name in first, name in last)
+            self._names[name] = positional_names(forward)
+            run = functools.partial(self._run_whole, name, forward, name in first, name in last)
             block.forward = functools.wraps(forward)(run)
 
     def _begin_pass(self, *_: Any) -> None:
@@ -168,11 +172,12 @@ class SequenceBlocks:
             part = gather(part, axis)
         return part
 
-    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, name: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a block's forward method, with cut activations."""
         call = (args, kwargs)
         if self.positions is not None:
-            call = part_of_positions(call, self.positions, first_tensor(call).shape[1] * self._size)
+            length = first_tensor(call).shape[1] * self._size
+            call = part_of_positions(call, self.positions, length, self._names[name])
         self.is_cut = True
         try:
             for function in self.enter:
@@ -184,12 +189,19 @@ class SequenceBlocks:
                 function()
 
     def _run_whole(
-        self, forward: Callable[..., Any], is_first: bool, is_last: bool, *args: Any, **kwargs: Any
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        is_first: bool,
+        is_last: bool,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         call: Call = (args, kwargs)
         if is_first:
             call = replace_first(call, self.cut)
-        output = self._run(forward, *call[0], **call[1])
+        output = self._run(name, forward, *call[0], **call[1])
         return replace_output(output, self.gather) if is_last else output
 
     def try_block(self, name: str, call: Call) -> None:
@@ -238,7 +250,7 @@ class SequenceBlocks:
 
     def _found(self, name: str, block: nn.Module, forward: Callable[..., Any], call: Call) -> torch.Tensor:
         try:
-            return first_output(self._run(forward, *call[0], **call[1]))
+            return first_output(self._run(name, forward, *call[0], **call[1]))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:

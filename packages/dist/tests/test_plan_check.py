@@ -1,5 +1,6 @@
 """Plans that run and do not fit the model are refused in the first forward pass, and others train."""
 
+import copy
 import logging
 from typing import Any
 
@@ -66,10 +67,10 @@ class Block(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.attention = Attention(kind)
+        self.attention, self.scale = Attention(kind), 1e-6 if kind == "small" else 0.1
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * self.attention(x)
+        return x + self.scale * self.attention(x)
 
 
 class Parts(nn.Module):
@@ -100,6 +101,7 @@ class Head(nn.Module):
 
 CASES: dict[str, tuple[Any, dict[str, str], str]] = {
     "fits": (lambda: Model("fits"), PACKED, ""),
+    "small": (lambda: Model("small"), PACKED, ""),
     "chunk": (lambda: Model("chunk"), {**PACKED, "*.qkv": "colwise"}, "at step 0"),
     "heads": (lambda: Model("heads"), ATTENTION, "at step 0"),
     "norm": (lambda: Model("norm"), PACKED, "at step 0"),
@@ -158,6 +160,24 @@ def test_a_plan_that_runs_and_does_not_fit_is_refused(
         if case == "fits":
             alone = _alone(case)
             assert losses == pytest.approx(alone, rel=1e-6)
+
+
+def _copy() -> None:
+    """A copy of the model before the first pass, as one of averaged weights, computes with its own values."""
+    with provide({"tp": {"degree": 2, "plan": PACKED}}, device="cpu", timeout_s=30) as parallelism:
+        model = parallelism.lay_out(Model("fits"))
+        copied = copy.deepcopy(model)
+        x = torch.arange(64.0).view(2, 4, 8).sin()
+        with torch.no_grad():
+            for one in copied.parameters():
+                one.zero_()
+            torch.testing.assert_close(copied(x), x)
+            assert not torch.equal(model(x), x)
+        assert not any("forward" in vars(one) for one in model.modules())
+
+
+def test_a_copy_of_the_model_has_its_own_values(two_ranks: StandingRanks) -> None:
+    two_ranks.run(_copy)
 
 
 def _alone(case: str) -> list[float]:

@@ -278,7 +278,8 @@ class SequenceBlocks:
         if is_like:
             size = (expected - before).float().norm()
             difference = (found - expected).float().norm()
-            is_like = bool(difference <= _LIKENESS * size + 1e-6)
+            rounding = torch.finfo(expected.dtype).eps * expected.float().norm()
+            is_like = bool(difference <= _LIKENESS * size + rounding + 1e-6)
         flags = torch.stack([torch.full_like(size, not is_like), size > 0]).float()
         for axis in self.axes:
             dist.all_reduce(flags, group=axis.group)

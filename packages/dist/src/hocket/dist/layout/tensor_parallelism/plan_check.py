@@ -9,7 +9,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import torch
@@ -36,25 +36,50 @@ _LIKENESS = {True: 0.1, False: 0.01}
 """The part of its norm by which an output may differ, in low precision and otherwise."""
 
 
-@dataclass(slots=True)
 class _Unit:
-    """A module around cut layers.
+    """A module around cut layers, and the forward method that is set on it for the first passes.
 
-    Attributes:
+    Args:
         name: Its name.
         module: The module, of which the layers are cut later.
         whole: A copy from before the cut, whose tensors are on the meta device.
-        forward: Its forward method.
-        run: What replaces it for the first passes.
+        compare: Called before the forward method, with this object and the arguments.
+
+    Attributes:
+        forward: The module's forward method.
         passes: Those in which it is compared.
     """
 
-    name: str
-    module: nn.Module
-    whole: nn.Module
-    forward: Callable[..., Any]
-    run: Callable[..., Any] | None = None
-    passes: FirstPasses = field(default_factory=FirstPasses)
+    def __init__(
+        self, name: str, module: nn.Module, whole: nn.Module, compare: Callable[["_Unit", Call], None]
+    ) -> None:
+        self.name, self.module, self.whole = name, module, whole
+        self.forward: Callable[..., Any] = module.forward
+        self.passes = FirstPasses()
+        self._own = vars(module).get("forward")
+        self._compare = compare
+        functools.update_wrapper(self, self.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward method, after the comparison if that is due."""
+        self._compare(self, (args, kwargs))
+        return self.forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the own forward method for a copy of the module."""
+        module = copy.deepcopy(self.module, memo)
+        return (
+            MethodType(type(module).forward, module) if self._own is None else copy.deepcopy(self._own, memo)
+        )
+
+    def restore(self) -> None:
+        """Set the own forward method again, unless another layout has set one around this."""
+        if vars(self.module).get("forward") is not self:
+            return
+        if self._own is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._own
 
 
 class PlanCheck:
@@ -89,13 +114,12 @@ class PlanCheck:
                 self._say(name, f"it cannot be copied ({type(error).__name__}: {error})")
                 continue
             whole.requires_grad_(False).eval()
-            self._units.append(_Unit(name, module, whole, module.forward))
+            self._units.append(_Unit(name, module, whole, self._compare_if_due))
 
     def attach(self) -> None:
         """Replace the modules' forward methods, before any other layout replaces or wraps them."""
         for unit in self._units:
-            unit.run = functools.wraps(unit.forward)(functools.partial(self._run, unit))
-            unit.module.forward = unit.run
+            unit.module.forward = unit
 
     def try_block(self, name: str, call: Call) -> None:
         """Compare a block and what is inside, on random activations in place of those of a call. Collective.
@@ -111,7 +135,7 @@ class PlanCheck:
             if unit.name == name:
                 args, kwargs = replace_first(call, drawn_like)
                 with torch.no_grad():
-                    self._run(unit, *args, **kwargs)
+                    unit(*args, **kwargs)
 
     def _names(self, model: nn.Module, styles: Mapping[str, Style]) -> Iterator[str]:
         """Yield one module of each class and plan around cut layers, the outer ones first."""
@@ -131,21 +155,18 @@ class PlanCheck:
                 seen.add(key)
                 yield name
 
-    def _run(self, unit: _Unit, *args: Any, **kwargs: Any) -> Any:
-        """Call a module's forward method, after the comparison if that is due."""
+    def _compare_if_due(self, unit: _Unit, call: Call) -> None:
         # Parts of sequences are compared with whole ones elsewhere, by a pass that comes through here, too.
         is_part = self._blocks is not None and self._blocks.is_cut
-        is_free = not self._is_busy and not is_part and not _is_again()
-        if is_free and unit.passes.is_due():
-            self._is_busy = True
-            try:
-                self._compare(unit, (args, kwargs))
-            finally:
-                self._is_busy = False
-            is_outermost = vars(unit.module).get("forward") is unit.run
-            if unit.passes.has_ended and is_outermost:
-                unit.module.forward = unit.forward
-        return unit.forward(*args, **kwargs)
+        if self._is_busy or is_part or _is_again() or not unit.passes.is_due():
+            return
+        self._is_busy = True
+        try:
+            self._compare(unit, call)
+        finally:
+            self._is_busy = False
+        if unit.passes.has_ended:
+            unit.restore()
 
     def _compare(self, unit: _Unit, call: Call) -> None:
         """Compute a module both ways. Collective over the ranks of the axis.
@@ -196,8 +217,9 @@ class PlanCheck:
             # What a block adds to its input may be small beside it.
             size = torch.minimum(size, (expected.float() - before.float()).norm())
         is_low = expected.itemsize < 4 or torch.is_autocast_enabled(expected.device.type)
+        rounding = torch.finfo(expected.dtype).eps * expected.float().norm()
         # A difference that is not a number is none of the plan: the training itself reports it.
-        flags = torch.stack([difference > _LIKENESS[is_low] * size + 1e-12, size > 0]).float()
+        flags = torch.stack([difference > _LIKENESS[is_low] * size + rounding, size > 0]).float()
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._mesh.get_group())
         is_other, is_any = flags.tolist()
         return bool(is_other), not is_any

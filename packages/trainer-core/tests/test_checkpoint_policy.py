@@ -162,8 +162,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(tmp_p
         "in a file": tmp_path / "file" / "folder",
         "read-only": "/proc/hocket",  # a folder that the superuser cannot create either
     }[kind]
-    with pytest.raises(OSError, match=r"checkpoints cannot be saved to .*; expected a folder"):
+    with pytest.raises(OSError, match=rf"checkpoints cannot be saved to `{folder}`: .*another") as caught:
         make(save_folder=folder, max_duration="1ba")
+    assert caught.value.__notes__[0] == "[HKT-CK11]"
 
 
 def test_metrics_are_listed_in_the_checkpoint(tmp_path):

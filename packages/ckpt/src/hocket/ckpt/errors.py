@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointTimeoutError",
     "CheckpointUnfencedError",
     "CheckpointUnsafeError",
+    "CheckpointUnwritableError",
 ]
 
 
@@ -100,3 +101,12 @@ class CheckpointTimeoutError(CheckpointError, TimeoutError):
         error = cls(message)
         error.hocket_diagnosis = {"late": list(late), "waited_s": waited_s}
         return error
+
+
+class CheckpointUnwritableError(CheckpointError, OSError):
+    """A local folder that cannot be created or written to; no checkpoint can be saved there.
+
+    `errno` is that of the failed call, or None if no call failed.
+    """
+
+    code = "HKT-CK11"

@@ -45,7 +45,7 @@ def provide(
         **options: Options of `CheckpointStore`.
 
     Raises:
-        OSError: With `for_saving`, if a local folder cannot be created or written to.
+        CheckpointUnwritableError: With `for_saving`, if a local folder cannot be created or written to.
         CheckpointError, StoreError: With `for_saving`, if an object store cannot be written to.
     """
     if keep_last is not None:

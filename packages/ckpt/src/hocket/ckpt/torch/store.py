@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import secrets
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -18,17 +16,18 @@ from hocket.ckpt.errors import CheckpointNotFoundError, CheckpointTimeoutError
 from hocket.ckpt.torch.loading.foreign_weights import ForeignWeights, open_foreign_weights
 from hocket.ckpt.torch.loading.job import Loaded, LoadJob
 from hocket.ckpt.torch.ranks.coordinator import Coordinator, open_coordinator
+from hocket.ckpt.torch.ranks.error_propagation import agree
 from hocket.ckpt.torch.ranks.host_folders import HostFolders
 from hocket.ckpt.torch.ranks.pipeline import as_peers
 from hocket.ckpt.torch.saving.async_save import SaveHandle, close_at_exit, hold_sigterm, release_sigterm
 from hocket.ckpt.torch.saving.job import SaveJob, new_save_id
 from hocket.ckpt.torch.saving.plan import SavePlanner, StagingBuffer, checked_per_rank, stage
 from hocket.ckpt.torch.saving.queue import SaveQueue, ThinQueue
+from hocket.ckpt.torch.saving.write_check import check_place
 from hocket.ckpt.uris import absolute, child_uri, local_path
 from hocket.ckpt.verbs.list import ListedCheckpoint, list_checkpoints
 from hocket.ckpt.verbs.retention import CheckpointRetainer, RetentionPolicy
-from hocket.native import Store, _native
-from hocket.native.paths import is_uri
+from hocket.native import _native
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointStore"]
 
 _log = logging.getLogger(__name__)
-
-_PROBED = ".hocket-probe"
-"""The folder of the objects that test a store before the first save; `collect_garbage` finds those left."""
 
 
 class CheckpointStore:
@@ -101,7 +97,7 @@ class CheckpointStore:
         self._staging = StagingBuffer(staging_bytes)
         self._save_queue = SaveQueue(self._coordinator)
         self._hosts: HostFolders | None = None
-        self._num_saves = self._num_loads = 0
+        self._num_saves = self._num_loads = self._num_checks = 0
         self._pid = os.getpid()
         close_at_exit(self)
 
@@ -333,25 +329,28 @@ class CheckpointStore:
             _native.ckpt_delete(self.uri, name)
 
     def check_writable(self) -> None:
-        """Raise if checkpoints cannot be saved here, before a training would lose its work to that.
+        """Raise on every rank if checkpoints cannot be saved here, before a training would lose its work.
 
-        A local folder is created. In an object store, rank 0 writes an object and removes it.
+        Collective. A local folder is created. In an object store, rank 0 writes an object and removes it.
 
         Raises:
-            OSError: The local folder cannot be created or written to.
+            CheckpointUnwritableError: The local folder cannot be created or written to on a rank.
             CheckpointUnfencedError: The store ignores conditional writes, and `unfenced` is False.
-            StoreError: The store cannot be reached or written to.
+            StoreError: The store cannot be reached or written to; on ranks other than 0, CheckpointError.
         """
-        if not is_uri(self.uri):
-            _make_writable(self.uri)
-        elif self._coordinator.is_rank_0:
-            folder, save_id = self._uri_of(_PROBED), secrets.token_hex(16)
-            if not self._unfenced:
-                _native.ckpt_check_fence(folder, save_id)
-                return
-            probe, key = Store(folder), f".hocket-probe-{save_id}-{os.getpid()}"
-            probe.put(key, b"probe")
-            probe.delete(key)
+        self._num_checks += 1
+        caught = None
+        try:
+            check_place(self.uri, is_rank_0=self._coordinator.is_rank_0, unfenced=self._unfenced)
+        except BaseException as error:  # noqa: BLE001 - reported to the other ranks, then raised
+            caught = error
+        agree(
+            self._coordinator,
+            f"writable-{self._num_checks}",
+            caught,
+            timeout_s=self.timeout_s,
+            what=f"preparation of `{self.uri}`",
+        )
 
     def close(self) -> None:
         """Wait for the running save, at most `timeout_s`; also called at exit and on SIGTERM."""
@@ -368,18 +367,6 @@ class CheckpointStore:
 
     def _uri_of(self, name: str) -> str:
         return child_uri(self.uri, name)
-
-
-def _make_writable(folder: str) -> None:
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        text = f"checkpoints cannot be saved to `{folder}`: {reason}; expected a folder, or a path to create"
-        raise type(error)(error.errno, text) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        text = f"checkpoints cannot be saved to `{folder}`, which this process may not write to"
-        raise PermissionError(errno.EACCES, f"{text}; use another folder, or change its permissions")
 
 
 def _check_name(name: str) -> None:

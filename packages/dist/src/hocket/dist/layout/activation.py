@@ -54,7 +54,7 @@ def apply_activation_levers(model: nn.Module, config: FSDPConfig, blocks: Collec
     if not (config.activation_checkpointing or config.activation_cpu_offload):
         return []
     context = _keep_operators(config.activation_checkpointing_save_ops)
-    names = _select(model, blocks)[:: config.activation_checkpointing_every]
+    names = select_modules(model, config, blocks)
     if not names:
         raise WrapError(
             "`activation_checkpointing` or `activation_cpu_offload` is on, but the model has no repeated "
@@ -75,7 +75,14 @@ def apply_activation_levers(model: nn.Module, config: FSDPConfig, blocks: Collec
     return names
 
 
-def _select(model: nn.Module, blocks: Collection[str]) -> list[str]:
+def select_modules(model: nn.Module, config: FSDPConfig, blocks: Collection[str]) -> list[str]:
+    """Return the names of the modules on which the levers of a config act, in the order of the model.
+
+    Args:
+        model: Plain.
+        config: Its levers may be off.
+        blocks: Names of the wrapped blocks, used if the model selects nothing itself.
+    """
     owners = (model, *model.children())
     choose = next((f for o in owners if callable(f := getattr(o, "activation_checkpointing_fn", None))), None)
     marks = {
@@ -95,7 +102,7 @@ def _select(model: nn.Module, blocks: Collection[str]) -> list[str]:
         # A module inside a checkpointed one is recomputed with it.
         if is_selected and not any(name.startswith(f"{outer}.") for outer in selected):
             selected.append(name)
-    return selected
+    return selected[:: config.activation_checkpointing_every]
 
 
 def _keep_operators(names: Sequence[str]) -> Callable[[], Any] | None:

@@ -15,13 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.errors import ModelError
-from hocket.dist.layout.activation import apply_activation_levers
+from hocket.dist.layout.activation import apply_activation_levers, select_modules
 from hocket.dist.layout.experts import find_experts
 from hocket.dist.layout.sequence.arguments import first_tensor
 from hocket.dist.layout.sequence.blocks import find_blocks
 from hocket.dist.layout.wrapping import choose_wraps
 from hocket.dist.memory.expert_rows import EvenRows
 from hocket.dist.memory.meta_operators import KnownIndices, attend
+from hocket.dist.memory.passages import Passage, mark_again, passage_of
 
 _FLOAT32 = 4
 """Bytes of a number."""
@@ -71,7 +72,7 @@ class ForwardPass:
         boundary_bytes: Bytes of them.
         flops_inside: Floating-point operations of the blocks.
         flops_outside: Those of the rest.
-        exchanged: Bytes of the first input and of the output of each module that has parameters, by name.
+        passages: The activations that each module gets and gives, by its name.
         whole: All of the pass; `saved` without recomputation.
         parts: The parts of it in the blocks that stages share, by name.
     """
@@ -83,7 +84,7 @@ class ForwardPass:
     boundary_bytes: int = 0
     flops_inside: int = 0
     flops_outside: int = 0
-    exchanged: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    passages: Mapping[str, Passage] = field(default_factory=dict)
     whole: Span = field(default_factory=Span)
     parts: Mapping[str, Span] = field(default_factory=dict)
 
@@ -182,7 +183,7 @@ def measure_forward(
         boundary_bytes=plain.boundary_bytes,
         flops_inside=plain.flops_inside,
         flops_outside=whole.flops - plain.flops_inside,
-        exchanged=plain.exchanged,
+        passages=mark_again(plain.passed, plain.num_saved, select_modules(model, config, blocks)),
         whole=whole,
         parts=plain.parts,
     )
@@ -214,10 +215,11 @@ class _Pass(TorchFunctionMode):
         self.saved = _Counter(self.model)
         self.by_block: dict[str, int] = {}
         self.parts: dict[str, Span] = {}
-        self.exchanged: dict[str, tuple[int, int]] = {}
+        self.passed: dict[str, Passage] = {}
+        self.num_saved: dict[str, int] = {}
         self.boundary: tuple[int, ...] = ()
         self.boundary_bytes = self.flops_inside = self._other_flops = 0
-        self._attended = self._keyed = self._keys = 0
+        self._attended = self._keyed = self._keys = self._num_saved = 0
         self._flops = FlopCounterMode(display=False)
         self._rows = EvenRows(is_exchanged=exchanges_rows)
         self._open: list[tuple[_Counter, Span]] = []
@@ -235,8 +237,7 @@ class _Pass(TorchFunctionMode):
                 module.register_forward_pre_hook(
                     functools.partial(self._enter, name), with_kwargs=True, prepend=True
                 )
-            if name in self._blocks or name in self._parts or module._parameters:
-                module.register_forward_hook(functools.partial(self._leave, name))
+            module.register_forward_hook(functools.partial(self._leave, name), with_kwargs=True)
         for stack in find_experts(self.model).values():
             self._rows.attach(stack, self._apart)
 
@@ -280,6 +281,7 @@ class _Pass(TorchFunctionMode):
         return result
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._num_saved += 1
         for counter, _ in self._open[-1:]:
             counter.pack(tensor)
         if self._part is not None:
@@ -297,12 +299,8 @@ class _Pass(TorchFunctionMode):
                 hidden = first_tensor((args, kwargs))
                 self.boundary, self.boundary_bytes = tuple(hidden.shape), _size(hidden)
 
-    def _leave(self, name: str, _module: nn.Module, args: Any, output: Any) -> None:
-        values = (*args, *(output if isinstance(output, tuple) else (output,)))
-        sizes = [_size(one) for one in values if isinstance(one, torch.Tensor)]
-        self.exchanged[name] = (
-            (sizes[0], sizes[len(args) if len(sizes) > len(args) else -1]) if sizes else (0, 0)
-        )
+    def _leave(self, name: str, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self.passed[name], self.num_saved[name] = passage_of(args, kwargs, output), self._num_saved
         if name in self._blocks:
             counter, begun = self._open.pop()
             self.by_block[name] = counter.bytes

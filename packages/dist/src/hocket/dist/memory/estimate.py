@@ -171,8 +171,7 @@ def memory_of_groups(
         gathered += max(sum(one.reduced for one in whole) - shards, 0)
     else:
         gathered += max(root.gradient + root.reduced, root.gradient + largest)
-    is_cast = config.cpu_offload or any(one.is_cast or one.gradient != one.reduced for one in groups)
-    if ranks == shape.replicate == 1 < shape.tensor and not is_cast:
+    if shape.tensor > 1 and not is_sharded(groups, config, ranks * shape.replicate):
         gathered = 0  # `tp` alone cuts the model, which is not sharded as well
     return MemoryEstimate(
         parameters=shard_bytes[0],
@@ -183,6 +182,18 @@ def memory_of_groups(
         buffers=buffers,
         host=sum(shard_bytes) if config.cpu_offload else 0,
     )
+
+
+def is_sharded(groups: Sequence[GroupSize], config: FSDPConfig, ranks: int) -> bool:
+    """Return whether `fully_shard` acts on a model that ranks of `tp` cut.
+
+    Args:
+        groups: From `group_sizes`.
+        config: The layout.
+        ranks: The ranks of the other axes that share the parameters or have copies of them.
+    """
+    is_cast = any(one.is_cast or one.gradient != one.reduced for one in groups)
+    return ranks > 1 or config.cpu_offload or is_cast
 
 
 def group_sizes(

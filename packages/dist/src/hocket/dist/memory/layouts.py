@@ -18,17 +18,16 @@ from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.parallelism import ParallelismConfig
 from hocket.dist.config.pipeline import PipelineConfig
 from hocket.dist.config.tensor_parallel import Style, TensorParallelConfig
-from hocket.dist.errors import ConfigError, ModelError
-from hocket.dist.layout.experts import check_experts, find_experts
+from hocket.dist.errors import ModelError
+from hocket.dist.layout.experts import find_experts
 from hocket.dist.layout.pipeline.stages import Stages, cut_stages
-from hocket.dist.layout.sequence.attention import check_attention
-from hocket.dist.layout.sequence.blocks import find_blocks
-from hocket.dist.layout.tensor_parallelism.plans import check_sequence_heads
 from hocket.dist.memory.activations import ForwardPass, measure_forward
 from hocket.dist.memory.estimate import MemoryEstimate, memory_of_groups
+from hocket.dist.memory.layout_check import check_layout
 from hocket.dist.memory.shares import Share, stage_activations, stage_shares, whole_share
 from hocket.dist.memory.stage_orders import orders_of, seconds_of
 from hocket.dist.memory.tensor_shares import tensor_share
+from hocket.dist.memory.tensor_traffic import tensor_traffic
 from hocket.dist.memory.traffic import traffic_of
 from hocket.dist.ranks.mesh import MeshShape
 
@@ -202,7 +201,8 @@ class LayoutEstimator:
             config = checked.sharding_of_stages(self.machines.ranks) or config
         if not is_sharded:
             config = replace(config, sharding_strategy="NO_SHARD", data_parallel_shard_degree=-1)
-        self._check(sizes, config)
+        boundary = self._whole.boundary
+        check_layout(self._model, sizes, config, self._tensor, self._context, boundary=boundary)
         microbatches = max(self._microbatches, sizes[PP] if sizes[PP] > 1 else 1)
         memory = self._memory(config, microbatches, sizes, stages, is_sharded=is_sharded)
         sent = self._traffic(config, microbatches, sizes, stages)
@@ -252,7 +252,7 @@ class LayoutEstimator:
             share = self._pass(tensor, is_shared=False, checkpointing=checkpointing)
             return share.with_change(plain, exchanging)
         if key not in self._passes:
-            config = replace(self._config, activation_checkpointing=checkpointing)
+            config = _with_checkpointing(self._config, checkpointing)
             model, _ = self._model_of(tensor)
             try:
                 self._passes[key] = measure_forward(
@@ -280,9 +280,12 @@ class LayoutEstimator:
         key = sizes[TP], sizes[EP] > 1, pipeline
         if key not in self._shares:
             model, styles = self._model_of(sizes[TP])
-            forward = self._pass_of(replace(config, activation_checkpointing=False), sizes)
+            forward = self._pass(sizes[TP], is_shared=sizes[EP] > 1, checkpointing=False)
             stacks = list(self._stacks) if sizes[EP] > 1 else []
-            common = model, self._config, forward, styles, stacks
+            tensor = tensor_traffic(
+                self._model, styles, self._tensor, sizes[TP], whole=self._whole, sharding=self._config
+            )
+            common = model, self._config, forward, tensor, stacks
             self._shares[key] = (
                 [whole_share(*common)]
                 if pipeline is None
@@ -295,31 +298,6 @@ class LayoutEstimator:
         if key not in self._cuts:
             self._cuts[key] = cut_stages(self._model, pipeline)
         return self._cuts[key]
-
-    def _check(self, sizes: Mapping[str, int], config: FSDPConfig) -> None:
-        """Refuse experts and sequences that ranks cannot share, as training would."""
-        if sizes[EP] > 1:
-            check_experts(self._model, sizes[EP])
-            if config.cpu_offload:
-                raise ConfigError(
-                    f"`cpu_offload` in `--fsdp-config` does not work with `{EP}`. Leave one out"
-                )
-        context, tensor = sizes[CP], sizes[TP]
-        has_parts = tensor > 1 and self._tensor.sequence_parallel
-        if context > 1:
-            find_blocks(self._model, f"`{CP}`")
-            check_attention(self._model, CP)
-            check_sequence_heads(self._model, replace(self._context, degree=context), tensor)
-        parts = context * (tensor if has_parts else 1)
-        if self._context.is_ring and context > 1:
-            parts = math.lcm(parts, 2 * context)  # each has a part of the head and one of the tail
-        length = self._whole.boundary[1] if len(self._whole.boundary) > 1 else 0
-        if length % parts:
-            raise ModelError(
-                f"sequences of {length} positions cannot be shared evenly in {parts} parts by the ranks of "
-                f"{f'`{CP}`' if context > 1 else ''}{' × ' if context > 1 and has_parts else ''}"
-                f"{f'`{TP}`' if has_parts else ''}"
-            )
 
     def _memory(
         self,
@@ -429,3 +407,15 @@ class LayoutEstimator:
             if axis in seconds:
                 seconds[axis], hidden = max(seconds[axis] - hidden, 0), max(hidden - seconds[axis], 0)
         return {"compute": compute, "bubble": bubble, **seconds}
+
+
+def _with_checkpointing(config: FSDPConfig, is_on: bool) -> FSDPConfig:
+    """Return a config with activation checkpointing on or off; off, it has no number and no operators."""
+    if is_on:
+        return replace(config, activation_checkpointing=True)
+    return replace(
+        config,
+        activation_checkpointing=False,
+        activation_checkpointing_every=1,
+        activation_checkpointing_save_ops=(),
+    )

@@ -2,17 +2,18 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from torch import nn
 
 from hocket.dist.config.axes import CP, EP, TP
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.pipeline import PipelineConfig
-from hocket.dist.config.tensor_parallel import Style
 from hocket.dist.layout.pipeline.stages import Stages
 from hocket.dist.memory.activations import ForwardPass, Span
 from hocket.dist.memory.estimate import GroupSize, group_sizes
 from hocket.dist.memory.stage_orders import Step, peak_of
+from hocket.dist.memory.tensor_traffic import ModuleTraffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,7 @@ class Share:
     Attributes:
         groups: Its groups of parameters, the root first.
         span: The figures of its blocks, for a microbatch.
-        styles: The style of each of its modules that is cut over `tp`.
+        tensor: What it sends over `tp` for each of its modules, as often as these run for a microbatch.
         stages: The indices of its stages; empty without a pipeline.
         num_stages: Those of all ranks.
         num_sends: The activations and gradients that it sends to other stages, for a microbatch.
@@ -33,7 +34,7 @@ class Share:
 
     groups: Sequence[GroupSize]
     span: Span
-    styles: Mapping[str, Style]
+    tensor: Sequence[ModuleTraffic] = ()
     stages: Sequence[int] = ()
     num_stages: int = 1
     num_sends: int = 0
@@ -46,7 +47,7 @@ def whole_share(
     model: nn.Module,
     config: FSDPConfig,
     forward: ForwardPass,
-    styles: Mapping[str, Style],
+    tensor: Mapping[str, ModuleTraffic],
     stacks: Collection[str],
 ) -> Share:
     """Return the share of a rank without a pipeline.
@@ -55,18 +56,18 @@ def whole_share(
         model: What a rank of `tp` has of the model.
         config: The sharding.
         forward: The figures of its forward pass.
-        styles: The style of each module that is cut.
+        tensor: What a rank sends over `tp` for each module.
         stacks: The names of the stacks of experts that ranks share.
     """
     groups = group_sizes(model, config, stacks=stacks)
-    return Share(groups=groups, span=forward.whole, styles=styles)
+    return Share(groups=groups, span=forward.whole, tensor=list(tensor.values()))
 
 
 def stage_shares(
     model: nn.Module,
     config: FSDPConfig,
     forward: ForwardPass,
-    styles: Mapping[str, Style],
+    tensor: Mapping[str, ModuleTraffic],
     stacks: Collection[str],
     *,
     pipeline: PipelineConfig,
@@ -78,7 +79,7 @@ def stage_shares(
         model: What a rank of `tp` has of the model.
         config: The sharding.
         forward: The figures of its forward pass.
-        styles: The style of each module that is cut.
+        tensor: What a rank sends over `tp` for each module.
         stacks: The names of the stacks of experts that ranks share.
         pipeline: The pipeline.
         stages: Its stages.
@@ -94,6 +95,11 @@ def stage_shares(
         spans.append(
             sum((forward.parts.get(blocks[index], Span()) for index in stages.own_blocks(stage)), Span())
         )
+    before = {*takewhile(lambda name: name != stages.list_name, stages.stage_of_module)}
+    holders = {name: {stages.stage_of_entry(f"{name}.")} for name in tensor}
+    for name in before & {*tensor}:  # a tied embedding is on the last stage, too
+        for key, _ in model.get_submodule(name).named_parameters(prefix=name):
+            holders[name] |= stages.holders(key)
     shares = []
     for rank in range(pipeline.degree):
         mine = pipeline.stages_of(rank)
@@ -107,9 +113,13 @@ def stage_shares(
                     stacks=stacks,
                 ),
                 span=sum((spans[stage] for stage in mine), Span()),
-                styles={
-                    name: style for name, style in styles.items() if stages.stage_of_entry(f"{name}.") in mine
-                },
+                # What precedes the blocks runs in the passes of all stages of a rank.
+                tensor=[
+                    one
+                    for name, one in tensor.items()
+                    if not holders[name].isdisjoint(mine)
+                    for _ in (mine if name in before else mine[:1])
+                ],
                 stages=mine,
                 num_stages=len(names),
                 tied_bytes=_tied_bytes(model, stages, mine),

@@ -1,7 +1,7 @@
-"""What a rank of tensor parallelism has of a model, as a model on the meta device, and what it sends."""
+"""What a rank of tensor parallelism has of a model, as a model on the meta device."""
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -101,55 +101,3 @@ def _cut_sequences(share: nn.Module, styles: Mapping[str, Style], degree: int) -
 
 def _kind(style: Style) -> str:
     return split_style(style)[0] if isinstance(style, str) else ""
-
-
-def tensor_traffic(
-    styles: Mapping[str, Style],
-    exchanged: Mapping[str, tuple[int, int]],
-    config: TensorParallelConfig,
-    degree: int,
-    *,
-    blocks: Collection[str],
-) -> float:
-    """Return the bytes that a rank of the axis `tp` sends in the forward and backward pass of a microbatch.
-
-    With `sequence_parallel`, the gradients of norms, the gather after the last block, and the sequences that
-    are gathered for modules without a style are left out.
-
-    Args:
-        styles: The style of each cut module.
-        exchanged: The bytes of the input and of the output of each module of the whole model.
-        config: Whether ranks share activations and logits.
-        degree: The ranks of the axis.
-        blocks: The names of the blocks.
-    """
-    sent = (degree - 1) / degree  # of the bytes of an all-gather; twice that for a sum
-    total = 0.0
-    gathered: set[str] = set()
-    for name, style in styles.items():
-        into, out = exchanged.get(name, (0, 0))
-        kind = _kind(style)
-        parent = name.rpartition(".")[0]
-        if config.sequence_parallel and kind in ("colwise", "packed_colwise") and parent not in blocks:
-            # The layers of a module share its gathered input, and the sum of their gradients.
-            into *= parent not in gathered
-            gathered.add(parent)
-        if kind in ("rowwise", "rowwise_split_input", "embedding_rowwise"):
-            total += 2 * sent * out
-        elif kind in ("colwise", "colwise_gather_output", "packed_colwise"):
-            total += 2 * sent * into
-        if kind == "embedding_colwise" or (kind == "colwise_gather_output" and not config.loss_parallel):
-            total += sent * out
-        if kind == "packed_colwise":
-            number = split_style(style)[1] if isinstance(style, str) else 1
-            total += 2 * _moved(number, degree) * out / degree  # there and back
-    return total
-
-
-def _moved(number: int, degree: int) -> float:
-    """Return the part of the outputs of some matrices, stored as one, that belong to another rank's heads.
-
-    A rank has one of `degree` consecutive parts of all rows, and the heads of each matrix in that place.
-    """
-    kept = sum(row % degree == row // number for row in range(number * degree))
-    return 1 - kept / (number * degree)

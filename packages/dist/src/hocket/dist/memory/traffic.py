@@ -7,9 +7,8 @@ from hocket.dist.config.context_parallel import ContextParallelConfig
 from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.memory.activations import ForwardPass, Span
-from hocket.dist.memory.estimate import GroupSize
+from hocket.dist.memory.estimate import GroupSize, is_sharded
 from hocket.dist.memory.shares import Share
-from hocket.dist.memory.tensor_shares import tensor_traffic
 
 
 def traffic_of(
@@ -48,12 +47,26 @@ def traffic_of(
         PP: boundary * share.num_sends * microbatches + share.tied_bytes / (sizes[DP_SHARD] * context),
         **_data_traffic(share.groups, config, sizes, microbatches=1 if is_staged else microbatches),
         CP: (attended + ends * (context - 1) / context) * microbatches,
-        TP: tensor_traffic(share.styles, whole.exchanged, tensor_parallel, tensor, blocks=whole.parts)
-        / context
-        * microbatches,
+        TP: _tensor_traffic(share, config, sizes, microbatches=microbatches)
+        + ends * tensor_parallel.sequence_parallel * (tensor - 1) / tensor / context * microbatches,
         EP: routed * microbatches,
     }
     return {axis: sent for axis, sent in along.items() if sent}
+
+
+def _tensor_traffic(
+    share: Share, config: FSDPConfig, sizes: Mapping[str, int], *, microbatches: int
+) -> float:
+    """Return the bytes that a rank of `tp` sends for its modules."""
+    # `fully_shard` adds up gradients over `tp` where it reduces them.
+    num_sums = microbatches
+    if is_sharded(share.groups, config, sizes[DP_REPLICATE] * sizes[DP_SHARD] * sizes[CP]):
+        num_sums = 1 if sizes[PP] > 1 or config.sync_policy == "last" else microbatches
+    total = 0.0
+    for one in share.tensor:
+        sent = one.once + one.again * bool(config.activation_checkpointing)
+        total += sent / (sizes[CP] if one.is_inside else 1) * microbatches + one.gradients * num_sums
+    return total
 
 
 def _attention_traffic(span: Span, ranks: int, forwards: int, *, is_ring: bool) -> float:

@@ -17,6 +17,7 @@ from hocket.dist.errors import ConfigError, WorldError
 from hocket.dist.launch.agent_options import DEFAULT_SIGNALS, add_missing_options
 from hocket.dist.launch.attempts import use_c10d, use_etcd
 from hocket.dist.launch.engines.job import add_engine_options, check_engine_options, engine_job
+from hocket.dist.option_names import OptionParser
 from hocket.dist.ranks.addresses import launcher_options
 from hocket.dist.ranks.job_place import JobPlaceError, read_starter
 from hocket.dist.ranks.preflight import ETCD
@@ -122,8 +123,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     """Torchrun's arguments under our help."""
+
+    note = "Options of the script follow the script"
 
     def format_help(self) -> str:
         return HELP

@@ -22,6 +22,7 @@ from hocket.dist.memory.activations import measure_activations
 from hocket.dist.memory.estimate import MemoryEstimate, estimate_memory, ladder
 from hocket.dist.memory.layouts import LayoutEstimator, Machines
 from hocket.dist.memory.proposal import describe_proposal, propose, propose_only
+from hocket.dist.option_names import OptionParser
 from hocket.dist.ranks.mesh import MeshShape, mesh_shape
 from hocket.dist.ranks.world import World
 
@@ -42,7 +43,7 @@ _UNITS = {"": 2**30, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib"
 
 def plan(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="hocket-launch plan",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from support import rank_server
 from support.standing_ranks import StandingRanks, standing_ranks
 
 torch.set_num_threads(1)
+# Importing the models of Hugging Face takes each new rank seconds of processor time.
+rank_server.preload("transformers.modeling_utils")
+rank_server.preload("hocket.trainer.models")
 
 
 @pytest.fixture(scope="module")

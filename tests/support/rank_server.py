@@ -1,11 +1,12 @@
 """Starts ranks quickly: by forks of processes that have imported torch once, as `hocket-launch` does.
 
-Importing torch takes a process at least three seconds of processor time. Each rank number has a server of its
-own, so that the ranks of a job hash strings with different seeds, as separately started interpreters do.
+Importing torch takes a process at least three seconds of processor time. There are four servers, which hash
+strings with different seeds, as the separately started interpreters of a job do.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -17,9 +18,25 @@ from support import leaks
 if TYPE_CHECKING:
     from hocket.dist.launch.warm.starter import RankServer, WarmProcess
 
+NUM_SERVERS = 4
 OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _servers: dict[int, RankServer] = {}
+_preloaded: list[str] = []
+
+
+def preload(name: str) -> None:
+    """Have servers that are started from now on import a module, too; unless it is not installed."""
+    if name not in _preloaded and importlib.util.find_spec(name.partition(".")[0]) is not None:
+        _preloaded.append(name)
+
+
+def server_number(rank: int) -> int:
+    """Return the number of the server of a rank; ranks whose numbers differ in one bit have different ones.
+
+    They are the pairs that share data, matrices or positions on two, four and eight ranks.
+    """
+    return (rank ^ 3 * (rank >> 2)) % NUM_SERVERS
 
 
 class ForkedRank:
@@ -42,7 +59,7 @@ def fork_rank(rank: int, arguments: list[str], *, env: Mapping[str, str], log: P
     try:
         with log.open("wb") as output:
             files = (stdin, output.fileno(), output.fileno())
-            process = fork(rank, ["-m", "support.rank_main", *arguments], env=env, files=files)
+            process = fork(server_number(rank), ["-m", "support.rank_main", *arguments], env=env, files=files)
     finally:
         os.close(stdin)
     if process is None:
@@ -88,7 +105,7 @@ def fork(
         server = _servers[number] = RankServer.spawn(shared)
         leaks.keep_process(server.pid)
         leaks.keep_file(server.fileno())
-        server.prepare([*PRELOADED, "hocket.dist.launch.command"])
+        server.prepare([*PRELOADED, "hocket.dist.launch.command", *_preloaded])
     stdin, stdout, stderr = files
     try:
         return server.start(arguments, env=env, stdin=stdin, stdout=stdout, stderr=stderr)

@@ -18,7 +18,6 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "dp_replicate 2 × dp_shard 2": ("gpt", {"dp_replicate": 2, "dp_shard": 2}, 4),
     "dp_shard 2 × tp 2": ("gpt", {"dp_shard": 2, "tp": 2}, 2),
     "tp 4": ("gpt", {"dp_shard": 1, "tp": 4}, 1),
-    "untied": ("llama", {"dp_shard": 2, "tp": 2}, 2),
     "tied": ("tied llama", {"dp_shard": 2, "tp": 2}, 2),
     "columns": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "plan": COLUMNS}}, 2),
     "sequence_parallel": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "sequence_parallel": True}}, 2),

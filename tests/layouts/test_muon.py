@@ -60,12 +60,21 @@ def test_muon_on_shards_trains_as_one_process(four_ranks: StandingRanks, name: s
     _check(four_ranks, "gpt", name, 3)
 
 
+CASES = [
+    *(("gpt", name) for name in LAYOUTS),
+    # A tied weight, and stacks of matrices.
+    *(
+        (kind, name)
+        for kind in ("tied llama", "mixtral")
+        for name in ("dp_shard 2 × tp 2", "dp_shard 2 × cp 2")
+    ),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt", "tied llama", "mixtral"])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_muon_on_every_layout_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
-    if kind == "gpt" or name not in ("tp 4",):  # the others have two heads of keys
-        _check(four_ranks, kind, name, layouts.num_steps(kind))
+    _check(four_ranks, kind, name, layouts.num_steps(kind))
 
 
 def _steps(values: list[torch.Tensor], gradients: list[list[torch.Tensor]], **settings: Any) -> list[Any]:

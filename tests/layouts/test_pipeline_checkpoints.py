@@ -38,10 +38,9 @@ class Watching(nn.Module):
         return self.block(x)
 
 
-def watching(kind: str = "gpt") -> Any:
-    model: Any = layouts.build(kind, 5)
-    if kind == "gpt":
-        model.blocks = nn.ModuleList(map(Watching, model.blocks))
+def watching() -> Any:
+    model: Any = layouts.build("gpt", 5)
+    model.blocks = nn.ModuleList(map(Watching, model.blocks))
     return model
 
 
@@ -81,14 +80,14 @@ def _tensors(state: Any) -> dict[str, Tensor]:
     return found | {name: one.clone() for name, one in buffers.items()}
 
 
-def _go_on(kind: str, config: Any, num_ranks: int, folder: str, load: str | None) -> Course:
+def _go_on(config: Any, num_ranks: int, folder: str, load: str | None) -> Course:
     """Train four batches, and save after two; or load and train the rest. Collective with several ranks."""
-    model = watching(kind)
+    model = watching()
     parameters = list(model.parameters())
     groups = [{"params": parameters[::2]}, {"params": parameters[1::2], "weight_decay": 0.0}]
     trainer = Trainer(
         model=model,
-        train_dataloader=DataLoader(layouts.samples(kind, 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
+        train_dataloader=DataLoader(layouts.samples("gpt", 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
         optimizers=torch.optim.AdamW(groups, lr=3e-3, eps=1e-4),
         max_duration="4ba",
         gradient_clipping=0.5,
@@ -109,21 +108,21 @@ def _go_on(kind: str, config: Any, num_ranks: int, folder: str, load: str | None
         return Course(start, taken.tensors, _tensors(trainer.state))
 
 
-def _resume(kind: str, folder: str, of_one: str) -> dict[str, Course]:
+def _resume(folder: str, of_one: str) -> dict[str, Course]:
     """Train in stages and go on under layouts of four ranks. Collective."""
     stages, copies, sharded = {"pp": 4}, {"pp": 2, "dp_replicate": 2}, {"pp": 2, "dp_shard": 2}
     return {
-        "stages": _go_on(kind, stages, 1, f"{folder}/stages", None),
-        "stages again": _go_on(kind, stages, 1, f"{folder}/again", f"{folder}/stages/ba2"),
-        "shards": _go_on(kind, {"dp_shard": 4}, 4, f"{folder}/shards", f"{folder}/stages/ba2"),
-        "of one": _go_on(kind, stages, 1, f"{folder}/of_one", of_one),
-        "copies": _go_on(kind, copies, 2, f"{folder}/copies", None),
-        "copies again": _go_on(kind, copies, 2, f"{folder}/copies_again", f"{folder}/copies/ba2"),
-        "sharded": _go_on(kind, sharded, 2, f"{folder}/sharded", None),
-        "sharded again": _go_on(kind, sharded, 2, f"{folder}/sharded_again", f"{folder}/sharded/ba2"),
-        "sharded of copies": _go_on(kind, sharded, 2, f"{folder}/of", f"{folder}/copies/ba2"),
-        "of sharded": _go_on(kind, stages, 1, f"{folder}/of_sharded", f"{folder}/sharded/ba2"),
-        "of copies": _go_on(kind, stages, 1, f"{folder}/of_copies", f"{folder}/copies/ba2"),
+        "stages": _go_on(stages, 1, f"{folder}/stages", None),
+        "stages again": _go_on(stages, 1, f"{folder}/again", f"{folder}/stages/ba2"),
+        "shards": _go_on({"dp_shard": 4}, 4, f"{folder}/shards", f"{folder}/stages/ba2"),
+        "of one": _go_on(stages, 1, f"{folder}/of_one", of_one),
+        "copies": _go_on(copies, 2, f"{folder}/copies", None),
+        "copies again": _go_on(copies, 2, f"{folder}/copies_again", f"{folder}/copies/ba2"),
+        "sharded": _go_on(sharded, 2, f"{folder}/sharded", None),
+        "sharded again": _go_on(sharded, 2, f"{folder}/sharded_again", f"{folder}/sharded/ba2"),
+        "sharded of copies": _go_on(sharded, 2, f"{folder}/of", f"{folder}/copies/ba2"),
+        "of sharded": _go_on(stages, 1, f"{folder}/of_sharded", f"{folder}/sharded/ba2"),
+        "of copies": _go_on(stages, 1, f"{folder}/of_copies", f"{folder}/copies/ba2"),
     }
 
 
@@ -132,12 +131,12 @@ def _resume_several(folder: str) -> dict[str, Course]:
     looped = {"pp": {"degree": 2, "schedule": "Interleaved1F1B"}, "dp_shard": 2}
     turned = {"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_replicate": 2}
     return {
-        "turned": _go_on("gpt", turned, 2, f"{folder}/turned", None),
-        "turned again": _go_on("gpt", turned, 2, f"{folder}/again", f"{folder}/turned/ba2"),
-        "looped": _go_on("gpt", looped, 2, f"{folder}/looped", f"{folder}/turned/ba2"),
-        "stages": _go_on("gpt", {"pp": 4}, 1, f"{folder}/stages", f"{folder}/turned/ba2"),
-        "looped again": _go_on("gpt", looped, 2, f"{folder}/new", None),
-        "of looped": _go_on("gpt", turned, 2, f"{folder}/of", f"{folder}/new/ba2"),
+        "turned": _go_on(turned, 2, f"{folder}/turned", None),
+        "turned again": _go_on(turned, 2, f"{folder}/again", f"{folder}/turned/ba2"),
+        "looped": _go_on(looped, 2, f"{folder}/looped", f"{folder}/turned/ba2"),
+        "stages": _go_on({"pp": 4}, 1, f"{folder}/stages", f"{folder}/turned/ba2"),
+        "looped again": _go_on(looped, 2, f"{folder}/new", None),
+        "of looped": _go_on(turned, 2, f"{folder}/of", f"{folder}/new/ba2"),
     }
 
 
@@ -161,12 +160,11 @@ def _check_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
-def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
-    one = _go_on(kind, None, 1, str(tmp_path / "one"), None)
-    found = four_ranks.run(_resume, kind, str(tmp_path), str(tmp_path / "one" / "ba2"))
+def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path) -> None:
+    one = _go_on(None, 1, str(tmp_path / "one"), None)
+    found = four_ranks.run(_resume, str(tmp_path), str(tmp_path / "one" / "ba2"))
     stages, again, of_one = (_joined(found, name) for name in ("stages", "stages again", "of one"))
-    model = watching(kind)
+    model = watching()
     assert len(stages.middle) == 3 * len(list(model.parameters())) + len(model.state_dict())
     check_equal(again.start, stages.middle)
     check_equal(again.end, stages.end)
@@ -185,7 +183,7 @@ def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path,
         _check_near(of_copies.end, copies.end)
     for courses in (found[0], found[2]):
         check_equal(courses["sharded of copies"].start, courses["copies"].middle)
-    alone = _go_on(kind, None, 1, str(tmp_path / "alone"), str(tmp_path / "stages" / "ba2"))
+    alone = _go_on(None, 1, str(tmp_path / "alone"), str(tmp_path / "stages" / "ba2"))
     check_equal(alone.start, stages.middle)
     _check_near(alone.end, stages.end)
     folders = [tmp_path / name / "ba2" for name in ("stages", "one")]

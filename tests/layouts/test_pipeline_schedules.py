@@ -16,7 +16,6 @@ from hocket.trainer import Trainer
 from hocket.trainer.errors import TrainerError
 from support import layouts
 from support.stages import (
-    KINDS,
     NEEDS_TORCH,
     Five,
     check_numbers,
@@ -51,13 +50,12 @@ def test_four_ranks_of_two_stages_train_as_one_process(four_ranks: StandingRanks
         ("dp_shard", "LoopedBFS"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS[1:])
 def test_copies_and_shards_of_two_stages_train_as_one_process(
-    four_ranks: StandingRanks, kind: str, axis: str, schedule: str
+    four_ranks: StandingRanks, axis: str, schedule: str
 ) -> None:
-    steps = layouts.num_steps(kind)
-    found = four_ranks.run(train_copies, kind, steps, axis, schedule, 1)
-    check_numbers(found, train_alone(kind, steps, 1), f"{kind} | {schedule} | {axis} 2", copies=2)
+    steps = layouts.num_steps("llama")
+    found = four_ranks.run(train_copies, "llama", steps, axis, schedule, 1)
+    check_numbers(found, train_alone("llama", steps, 1), f"llama | {schedule} | {axis} 2", copies=2)
 
 
 def _train_counted(config: Any, num_ranks: int) -> tuple[layouts.Numbers, Counter[str]]:

@@ -25,7 +25,6 @@ from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
 
-KINDS = ("tied gpt", "tied gpt with bias", "tied llama", "gpt2")
 LAYOUTS: dict[str, Layout] = {
     "pp 4": ({"pp": 4}, 1),
     "pp 2 × dp_shard 2": ({"pp": 2, "dp_shard": 2}, 2),
@@ -42,7 +41,13 @@ LAYOUTS: dict[str, Layout] = {
     "both on a rank": ({"pp": {"degree": 2, "schedule": "ZBVZeroBubble"}, "dp_replicate": 2}, 2),
 }
 """Layouts of four ranks."""
-CASES = [(kind, name) for kind in KINDS for name in LAYOUTS if (kind, "loss") != ("gpt2", name[-4:])]
+CASES = [
+    *(("tied llama", name) for name in LAYOUTS),
+    *(("tied gpt", name) for name in ("pp 4", "pp 2 × tp 2, sequences", "interleaved, later weights")),
+    *(("tied gpt with bias", name) for name in ("pp 2 × tp 2, loss", "both on a rank")),
+    *(("gpt2", name) for name in ("pp 2 × tp 2", "pp 2 × cp 2", "interleaved")),
+]
+"""Every layout for one model. Others differ by the names of the weight, a bias beside it, and their plans."""
 
 
 def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
@@ -86,8 +91,14 @@ def _resume(kind: str, name: str, folder: str) -> list[Any]:
         ("tied llama", "pp 4"),
         *(
             pytest.param(kind, name, marks=pytest.mark.slow)
-            for kind in KINDS
-            for name in ("pp 2 × dp_shard 2", "pp 2 × dp_replicate 2", "pp 2 × tp 2", "both on a rank")
+            for kind, name in (
+                ("tied llama", "pp 2 × dp_shard 2"),
+                ("tied llama", "pp 2 × dp_replicate 2"),
+                ("tied llama", "pp 2 × tp 2"),
+                ("tied llama", "both on a rank"),
+                ("tied gpt with bias", "pp 2 × tp 2"),
+                ("gpt2", "pp 2 × dp_shard 2"),
+            )
         ),
     ],
 )
@@ -120,7 +131,9 @@ PAIRS = [
     ("kind", "pair"),
     [
         ("gpt2", PAIRS[0]),
-        *(pytest.param(kind, pair, marks=pytest.mark.slow) for kind in KINDS for pair in PAIRS),
+        *(pytest.param("tied llama", pair, marks=pytest.mark.slow) for pair in PAIRS),
+        pytest.param("tied gpt with bias", PAIRS[3], marks=pytest.mark.slow),
+        pytest.param("gpt2", PAIRS[2], marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_of_tied_weights_resumes_under_another_layout(

@@ -58,17 +58,24 @@ LAYOUTS_OF_SEQUENCES: dict[str, tuple[dict[str, Any], int]] = {
     "cp 2 × tp 2, sequences": ({"dp_shard": 1, "cp": 2, "tp": SEQUENCE}, 1),
 }
 LAYOUTS_OF_4 |= LAYOUTS_OF_SEQUENCES
-KINDS = ("gpt", "llama", "tied llama", "qwen2", "qwen3", "mistral", "mixtral", "gpt2", "bert")
-TWO_HEADS = ("llama", "tied llama", "qwen2", "qwen3", "mistral", "mixtral")
-"""Models with two heads of keys, which four ranks of `cp` and `tp` cannot share."""
 CUT_BY_4 = ("tp 4", "tp 4, sequences, loss", "cp 4", "cp 2 × tp 2", "cp 2 × tp 2, sequences")
-UNCUT_HEAD = ("gpt2", "bert")
-"""Models whose plans do not cut the vocabulary of the logits."""
+"""The layouts in which four ranks share heads, of which the Llama has two of keys."""
+OTHERS: dict[str, tuple[str, ...]] = {
+    "resnet": ("dp_replicate 2 × dp_shard 2", "dp_shard 4"),
+    "llama": ("dp_shard 2 × tp 2, sequences, checkpointed", "dp_replicate 2 × tp 2, loss"),
+    "qwen2": ("dp_shard 2 × tp 2", "dp_shard 2 × cp 2"),
+    "qwen3": ("dp_shard 2 × tp 2, sequences", "dp_replicate 2 × cp 2, checkpointed"),
+    "mistral": ("dp_replicate 2 × tp 2, loss", "dp_shard 2 × cp 2"),
+    "mixtral": ("dp_shard 2 × tp 2, checkpointed", "dp_shard 2 × tp 2, sequences", "dp_shard 2 × cp 2"),
+    "gpt2": ("dp_shard 2 × tp 2, offloaded", "tp 4", "cp 2 × tp 2, sequences"),
+    "bert": ("tp 4", "dp_shard 2 × tp 2, sequences", "cp 4", "cp 2 × tp 2"),
+}
+"""Other models under layouts that differ for them: by biases or norms of queries, experts, packed matrices,
+or attention in both directions."""
 CASES = [
-    (kind, name)
-    for kind in KINDS
-    for name in LAYOUTS_OF_4
-    if not (name in CUT_BY_4 and kind in TWO_HEADS) and not ("loss" in name and kind in UNCUT_HEAD)
+    *(("gpt", name) for name in LAYOUTS_OF_4),
+    *(("tied llama", name) for name in LAYOUTS_OF_4 if name not in CUT_BY_4),
+    *((kind, name) for kind, names in OTHERS.items() for name in names),
 ]
 
 

@@ -1,11 +1,14 @@
 """Functions that open a checkpoint of any format for reading."""
 
+import builtins
+import codecs
 import os
 import shlex
 
 from hocket.ckpt.document.contents import CheckpointContents
 from hocket.ckpt.document.manifest import Manifest
 from hocket.ckpt.errors import (
+    CheckpointCorruptError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     CheckpointPartialError,
@@ -17,6 +20,13 @@ from hocket.ckpt.uris import local_path
 from hocket.native import _native
 
 __all__ = ["open", "open_hocket"]
+
+_START_BYTES = 256
+_SHOWN_CHARS = 40
+_EXPECTED = (
+    "expected a file of `torch.save` (a zip), a `.safetensors` file, or the folder of a checkpoint; "
+    "`hocket-ckpt ls` lists the checkpoints of a folder"
+)
 
 
 def open(  # noqa: A001 - read as `hocket.ckpt.open`
@@ -74,7 +84,14 @@ def _with_bases(source: str, opened: _native.Checkpoint, *, check: bool, follow:
 
 
 def _open_foreign(source: str, *, allow_expand: bool) -> Checkpoint:
-    opened = _native.Checkpoint.open_foreign(source)
+    try:
+        opened = _native.Checkpoint.open_foreign(source)
+    except (CheckpointNotFoundError, CheckpointCorruptError) as error:
+        if (problem := _describe_file(source)) is None:
+            raise
+        file = os.path.basename(source)
+        is_corrupt = isinstance(error, CheckpointCorruptError)
+        raise (CheckpointCorruptError(problem, file) if is_corrupt else type(error)(problem)) from error
     contents = CheckpointContents.of(opened)
     is_named = source.rstrip("/").rpartition("/")[2] in (file["path"] for file in contents.files)
     if FORMATS[contents.format].has_companions and not is_named:
@@ -109,3 +126,39 @@ def open_hocket(
         f"`hocket-ckpt convert {shlex.quote(str(source))} DST --to hocket` makes one of it; "
         "`torch.distributed.checkpoint.load` reads it as it is, with `hocket.ckpt.dcp.HocketReader`"
     )
+
+
+def _describe_file(path: str) -> str | None:
+    """Return why a local file is no checkpoint, and what was expected; None for any other path or contents.
+
+    Args:
+        path: A path or a URI; only files of the local file system are read.
+    """
+    if not os.path.isfile(path):
+        return None
+    try:
+        with builtins.open(path, "rb") as file:
+            start = file.read(_START_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
+    if (found := _name_contents(start)) is None:
+        return None
+    return f"`{path}` is no checkpoint: {found}; {_EXPECTED} ({size} bytes were found)"
+
+
+def _name_contents(start: bytes) -> str | None:
+    if not start:
+        return "the file is empty: it was never written, or its copy did not finish"
+    if not any(start):
+        return "the file begins with zeros: its contents were lost when it was written or copied"
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut
+    except UnicodeDecodeError:
+        return None
+    if not all(char.isprintable() or char.isspace() for char in text):
+        return None
+    line = text.strip().partition("\n")[0][:_SHOWN_CHARS].strip()
+    if line.lower().startswith(("<!doctype html", "<html", "<?xml")):
+        return "it is a web page, as a server sends in place of a file that it refuses or does not have"
+    return f"it is a text file, which begins with {line!r}"

@@ -126,11 +126,29 @@ def test_the_site_asks_no_other_host_for_anything(site: Path) -> None:
             "Mixes two images (Zhang et al. 2017).",
         ),
         ("# A\n\n`hocket.x`: a loop that you\ncan read. More.\n", "`hocket.x`: a loop that you can read."),
-        ("---\nname: a\n---\n\n# A\n\n| a |\n|---|\n\nIt reads:\n\n```sh\nls\n```\n", "It reads"),
+        ("---\nname: a\n---\n\n# A\n\n| a |\n|---|\n\nIt reads:\n\n```sh\nls\n```\n", "It reads."),
+        ("# A\n\nThis page is generated from `x` (`y`).\n\n## B\n\nKeys by name. More.\n", "Keys by name."),
+        ("# A\n\nReads files, e.g. of zip, vs. folders. More.\n", "Reads files, e.g. of zip, vs. folders."),
     ],
 )
 def test_the_summary_of_a_page_is_its_first_sentence_of_prose(page: str, summary: str) -> None:
     assert load_tool("docs/llms").summary_of(page) == summary
+
+
+def test_every_page_has_a_sentence_as_its_summary() -> None:
+    summary_of = load_tool("docs/llms").summary_of
+    pages = [*ROOT.glob("packages/*/docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
+    pages += ROOT.glob("packages/algos/src/hocket/algos/*/README.md")
+    assert len(pages) > 80
+    bad = {
+        page.relative_to(ROOT).as_posix(): summary
+        for page in pages
+        # A capital, code or a number begins it, and a stop ends it; commands alone say nothing.
+        if not re.fullmatch(
+            r"([A-Z0-9]|`(?!pip |uv )).{24,}\.", summary := summary_of(page.read_text("utf-8"))
+        )
+    }
+    assert bad == {}
 
 
 @pytest.mark.slow

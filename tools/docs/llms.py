@@ -30,14 +30,16 @@ def title_of(text: str) -> str:
 
 
 def summary_of(text: str) -> str:
-    """Return the first sentence of a page's first paragraph."""
+    """Return the first sentence of a page's first paragraph that says something about its subject."""
     body = re.sub(r"^---\n.*?\n---\n", "", text, flags=re.S)
     # A fenced block may have empty lines, so it goes before paragraphs are told apart.
     body = re.sub(r"^(```+).*?^\1`*[ ]*$", "", body, flags=re.S | re.M)
     for paragraph in body.split("\n\n"):
         if paragraph.strip() and paragraph.lstrip()[0] not in "#|<-:!":
             plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
-            return re.split(r"(?<!et al\.)(?<=\.)\s", plain, maxsplit=1)[0].removesuffix(":")
+            for sentence in re.split(r"(?<!et al\.)(?<=\.)\s(?=[A-Z`\"(*])", plain):
+                if not sentence.startswith("This page is generated"):
+                    return re.sub(r":$", ".", sentence)
     return ""
 
 

@@ -14,6 +14,7 @@ _HEAD = """\
 # Configuration keys
 
 This page is generated from the tables that validate the keys (`python -m hocket.dist.config.docs FILE`).
+The keys of `fsdp_config` and `deepspeed_config` are listed with their defaults and what becomes of each.
 Keys may be written in any letter case. A key is *honoured* (it means what it meant), *mapped* (to the nearest
 counterpart), has *no effect* (accepted, and logged once unless its value asks for nothing), or is
 *refused* (an error that names the alternative). A key of `fsdp_config` in no table is an error that suggests

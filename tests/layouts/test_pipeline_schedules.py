@@ -65,7 +65,10 @@ def _train_counted(config: Any, num_ranks: int) -> tuple[layouts.Numbers, Counte
     def watch(model: nn.Module) -> torch.optim.AdamW:
         for name, one in model.named_modules():
             if name.endswith(".q_proj"):
-                one.register_forward_hook(lambda *_, name=name: counts.update([name]))
+                # A check of the first batch computes once more, without gradients.
+                one.register_forward_hook(
+                    lambda *_, name=name: counts.update([name] * torch.is_grad_enabled())
+                )
         return torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-4)
 
     options = {

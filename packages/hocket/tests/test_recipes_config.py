@@ -338,6 +338,31 @@ def test_resume_of_a_checkpoint_is_stronger_than_autoresume(
     assert [entry.name for entry in list_checkpoints(folder)] == ["ep1-ba6", "ep2-ba12", "ep3-ba18"]
 
 
+def test_a_finished_run_is_no_failure_however_it_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ckpt"
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "checkpoint": {"save_folder": str(folder)}}))
+    assert not command(str(file))
+    names = [entry.name for entry in list_checkpoints(folder)]
+    capsys.readouterr()
+    for given in (
+        (str(file), "checkpoint.autoresume=true"),
+        ("--resume", str(folder)),
+        ("--resume", f"{folder}/{names[-1]}"),
+        ("--resume", str(folder), "training.max_duration=1ba"),
+    ):
+        assert not command(*given), given
+        told = " ".join(capsys.readouterr().err.split())
+        assert re.search(r"it is finished; a longer `(training\.)?max_duration` goes on", told), told
+    assert [entry.name for entry in list_checkpoints(folder)] == names
+    # A run that starts from another's weights, and would not train, is not finished but wrong.
+    start = f"checkpoint={{load_path: {folder}/{names[-1]}}}"
+    assert command(str(file), start) == 1
+    assert not command("--resume", str(folder), "training.max_duration=3ep")
+
+
 def test_the_command_prints_the_message_of_a_training_method(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,8 @@ def train(
     from hocket.recipes.config.resolving import resolve
     from hocket.recipes.config.resume import config_to_resume
     from hocket.recipes.config.trainer import trainer_from
-    from hocket.trainer.errors import TrainerError
+    from hocket.trainer.errors import DurationReachedError, TrainerError
+    from hocket.trainer.log.notices import print_notices
 
     changes = list(settings or [])
     try:
@@ -123,7 +124,14 @@ def train(
             sys.stdout.write(as_yaml(resolve(run_config)))
             return
         with trainer_from(run_config, folder=folder) as trainer:
-            trainer.fit()
+            try:
+                trainer.fit()
+            except DurationReachedError:
+                # As with `autoresume`, a resumed run that has nothing left to do is no failure.
+                if resume is None or (most := trainer.state.max_duration) is None:
+                    raise
+                notice = f"the run has trained for its `max_duration` of {most.describe()}: it is finished"
+                print_notices(trainer.state, [f"{notice}; a longer `training.max_duration` goes on"])
     except (AlgorithmError, HocketError, TrainerError) as error:
         Console(stderr=True).print(f"[red]hocket train:[/] {escape(_told(error))}", highlight=False)
         raise typer.Exit(1) from error

@@ -225,11 +225,9 @@ def _is_finished(run: Run) -> bool:
     assert state.max_duration is not None
     done = state.timestamp.get(state.max_duration.unit)
     if run.is_own_checkpoint:
-        notices = [
-            *run.notices,
-            f"the run has trained for {done.describe()} of {state.max_duration.describe()}: it is finished",
-        ]
-        print_notices(state, notices)
+        trained = f"the run has trained for {done.describe()} of {state.max_duration.describe()}"
+        notice = f"{trained}: it is finished; a longer `max_duration` goes on"
+        print_notices(state, [*run.notices, notice])
         run.notices = []
         if run.checkpointer is not None:
             run.checkpointer.save_at_end()  # a copy in memory may be later than the last checkpoint

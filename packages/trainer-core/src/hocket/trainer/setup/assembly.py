@@ -18,6 +18,7 @@ from hocket.trainer.checkpoint.checkpoint_state import CheckpointState
 from hocket.trainer.checkpoint.registry import CheckpointEntry
 from hocket.trainer.checks import as_list
 from hocket.trainer.engine.engine import Engine
+from hocket.trainer.engine.misspelt_events import warn_of_misspelt_events
 from hocket.trainer.engine.trace import log_algorithms
 from hocket.trainer.evaluation.evaluation import EvaluationLoop
 from hocket.trainer.evaluation.evaluator import as_evaluators
@@ -176,6 +177,7 @@ def _make_engine(
 ) -> Engine:
     engine = make(state, logger, algorithm_passes=config.algorithm_passes)
     made.callback(engine.close)
+    warn_of_misspelt_events((*state.callbacks, *logger.destinations))
     if (profiler := config.profiler) is not None:
         profiler.attach(state, engine)
     if config.log_traces:

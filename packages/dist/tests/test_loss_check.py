@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hocket.dist import ModelError
@@ -28,6 +28,8 @@ class Penalised(GPT):
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
         kept, self.kept = self.kept, []
         loss = super().loss(outputs, batch)
+        if self.weight < 0:  # noise, which ranks that share their data draw alike
+            return loss + 0.1 * torch.rand(()) + 0.1 * nn.functional.dropout(outputs, 0.5).square().mean()
         return loss + self.weight * kept[-1].square().mean() if self.weight else loss
 
 
@@ -36,6 +38,9 @@ CASES: dict[str, tuple[dict[str, Any], float, str]] = {
     "sequences": ({"tp": {"degree": 2, "sequence_parallel": True}}, 10.0, "leave `sequence_parallel` out"),
     "sequences, no term": ({"tp": {"degree": 2, "sequence_parallel": True}}, 0.0, ""),
     "cp": ({"dp_shard": 1, "cp": 2}, 10.0, "Trained is the mean of the ranks' losses"),
+    "tp, noise": ({"tp": 2}, -1.0, ""),
+    "sequences, noise": ({"tp": {"degree": 2, "sequence_parallel": True}}, -1.0, ""),
+    "cp, noise": ({"dp_shard": 1, "cp": 2}, -1.0, ""),
     "cp, no term": ({"dp_shard": 1, "cp": 2}, 0.0, ""),
 }
 

@@ -34,6 +34,8 @@ class Attention(nn.Module):
             nn.init.zeros_(self.out.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "trains" and not self.training:
+            raise NotImplementedError("there is no evaluation")
         if self.kind in ("heads", "random"):
             parts = [layer(x) for layer in (self.q, self.k, self.v)]
         else:
@@ -107,6 +109,7 @@ CASES: dict[str, tuple[Any, dict[str, str], str]] = {
     "norm": (lambda: Model("norm"), PACKED, "at step 0"),
     "zeros": (lambda: Model("zeros"), {**PACKED, "*.qkv": "colwise"}, "at step 1"),
     "random": (lambda: Model("random"), ATTENTION, "`blocks.0` is not compared"),
+    "trains": (lambda: Model("trains"), PACKED, "`blocks.0` is not compared"),
     "head": (Head, {**PACKED, "head": "colwise"}, "`head` is not compared"),
     "parts": (Parts, {"blocks.0.layer": "colwise", "blocks.1.layer": "rowwise"}, ""),
 }
@@ -145,7 +148,7 @@ def _train(case: str, options: dict[str, Any]) -> tuple[list[float], str, list[s
 def test_a_plan_that_runs_and_does_not_fit_is_refused(
     two_ranks: StandingRanks, case: str, shared: str
 ) -> None:
-    if shared == "sequences" and case in ("head", "parts", "random"):
+    if shared == "sequences" and case in ("head", "parts", "random", "trains"):
         pytest.skip("refused beside `sequence_parallel` for other reasons")
     expected = CASES[case][2]
     for rank, (losses, refusal, told) in enumerate(two_ranks.run(_train, case, SHARED[shared])):
@@ -162,8 +165,12 @@ def test_a_plan_that_runs_and_does_not_fit_is_refused(
             assert losses == pytest.approx(alone, rel=1e-6)
 
 
-def _copy() -> None:
-    """A copy of the model before the first pass, as one of averaged weights, computes with its own values."""
+def _copy() -> tuple[Tensor, Tensor, Tensor, list[str]]:
+    """Copy a model before its first pass, as averaged weights do, and set the copy's values to 0.
+
+    Returns:
+        The input, the outputs of copy and model, and the modules that keep a forward method of the check.
+    """
     with provide({"tp": {"degree": 2, "plan": PACKED}}, device="cpu", timeout_s=30) as parallelism:
         model = parallelism.lay_out(Model("fits"))
         copied = copy.deepcopy(model)
@@ -171,13 +178,16 @@ def _copy() -> None:
         with torch.no_grad():
             for one in copied.parameters():
                 one.zero_()
-            torch.testing.assert_close(copied(x), x)
-            assert not torch.equal(model(x), x)
-        assert not any("forward" in vars(one) for one in model.modules())
+            outputs = copied(x), model(x)
+        kept = [name for name, one in model.named_modules() if "forward" in vars(one)]
+    return x, *outputs, kept
 
 
 def test_a_copy_of_the_model_has_its_own_values(two_ranks: StandingRanks) -> None:
-    two_ranks.run(_copy)
+    for x, of_copy, of_model, kept in two_ranks.run(_copy):
+        torch.testing.assert_close(of_copy, x)
+        assert not torch.equal(of_model, x)
+        assert not kept
 
 
 def _alone(case: str) -> list[float]:

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], float, str]] = {
     "tp": ({"tp": 2}, 10.0, ""),
     "sequences": ({"tp": {"degree": 2, "sequence_parallel": True}}, 10.0, "leave `sequence_parallel` out"),
     "sequences, no term": ({"tp": {"degree": 2, "sequence_parallel": True}}, 0.0, ""),
-    "cp": ({"dp_shard": 1, "cp": 2}, 10.0, "Trained is the mean of the ranks' losses"),
+    "cp": ({"dp_shard": 1, "cp": 2}, 10.0, "The trainer minimises the mean of their losses"),
     "tp, noise": ({"tp": 2}, -1.0, ""),
     "sequences, noise": ({"tp": {"degree": 2, "sequence_parallel": True}}, -1.0, ""),
     "cp, noise": ({"dp_shard": 1, "cp": 2}, -1.0, ""),

@@ -63,9 +63,9 @@ def check_loss(
         if is_told:
             _log.warning(
                 "%s: a part of the loss comes from activations inside the blocks, such as the term of a "
-                "router, of which each rank has those of its positions. Trained is the mean of the ranks' "
-                "losses: that is exact for a mean over positions; a sum over positions counts 1/n of itself "
-                "over n ranks of `%s`, and other functions are those of parts of sequences",
+                "router, of which each rank has those of its positions. The trainer minimises the mean of "
+                "their losses: that is exact for a mean over positions; a sum over positions counts 1/n of "
+                "itself over n ranks of `%s`, and other functions are those of parts of sequences",
                 facts,
                 CP,
             )

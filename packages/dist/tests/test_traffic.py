@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from hocket.dist import provide
 from hocket.dist.config.fsdp import FSDPConfig
@@ -15,6 +16,7 @@ from hocket.dist.memory.layouts import LayoutEstimator, Machines
 from hocket.dist.memory.proposal import propose_only
 from hocket.recipes.gpt import GPT, GPTConfig
 from hocket.recipes.mixture import MixtureConfig, MixtureGPT
+from support import layouts
 from support.sent_bytes import SentBytes
 from support.standing_ranks import StandingRanks
 
@@ -69,16 +71,28 @@ GPTS: dict[str, dict[str, Any]] = {
         "cp": {"degree": 2, "method": "ring", "rotate_method": "alltoall"},
     },
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "tp 4": {"tp": 4},
+    "tp 4, sequences": {"tp": {"degree": 4, **PARTS}},
+    "dp_shard 2 × tp 2, sequences, computed again": {
+        "dp_shard": 2,
+        "tp": {"degree": 2, **PARTS},
+        "fsdp": AGAIN,
+    },
+}
 CASES = {
-    **{f"mixture, {name}": (True, config) for name, config in MIXTURES.items()},
-    **{f"gpt, {name}": (False, config) for name, config in GPTS.items()},
+    f"{kind}, {name}": (kind, config)
+    for kind, configs in {"mixture": MIXTURES, "gpt": GPTS, "gpt2": OTHERS}.items()
+    for name, config in configs.items()
 }
 
 
-def _model(*, is_mixture: bool, is_even: bool = False) -> GPT:
+def _model(kind: str, *, is_even: bool = False) -> Any:
     size = GPTConfig(context=16, width=32, num_layers=4, num_heads=4)
-    if not is_mixture:
+    if kind == "gpt":
         return GPT(size)
+    if kind != "mixture":
+        return layouts.build(kind)
     model = MixtureGPT(MixtureConfig(gpt=size, num_experts=4))
     if is_even:  # all rows choose the same experts, one on each half of the ranks
         for block in model.blocks:
@@ -87,39 +101,42 @@ def _model(*, is_mixture: bool, is_even: bool = False) -> GPT:
     return model
 
 
-def _batch() -> dict[str, torch.Tensor]:
-    return {"tokens": torch.zeros(2, 17, dtype=torch.uint8)}
+def _batch(kind: str) -> dict[str, torch.Tensor]:
+    if kind in ("gpt", "mixture"):
+        return {"tokens": torch.zeros(2, 17, dtype=torch.uint8)}
+    return default_collate(layouts.samples(kind, 1)[:2])
 
 
-def _sent(is_mixture: bool, config: dict[str, Any]) -> Sent:
+def _sent(kind: str, config: dict[str, Any]) -> Sent:
     """Return the bytes that this rank sends in a step, without those of `fully_shard`. Collective."""
     with provide(config, device="cpu", timeout_s=60) as parallelism:
-        model = _model(is_mixture=is_mixture, is_even=True)
-        step = _step_of(parallelism, model)
+        model = _model(kind, is_even=True)
+        step = _step_of(parallelism, model, _batch(kind))
         step()  # also compares blocks and modules with whole ones
         with (counter := SentBytes()):
             step()
     return dict(counter.sent)
 
 
-def _step_of(parallelism: Any, model: GPT) -> Callable[[], None]:
+def _step_of(parallelism: Any, model: Any, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
     """Lay a model out, and return a step of training without the update. Collective."""
     module = parallelism.lay_out(model)
 
     def step() -> None:
         for index in range(MICROBATCHES):
             parallelism.sync_gradients(module, index == MICROBATCHES - 1)
-            model.loss(module(_batch()), _batch()).backward()
+            model.loss(module(batch), batch).backward()
 
     if not hasattr(parallelism, "run_pipeline"):
         return step
     with parallelism.skip_blocks():
-        outputs = module(_batch())
-        hidden = parallelism.check_skipped([outputs, model.loss(outputs, _batch())])
-    batches = [_batch()] * MICROBATCHES
+        outputs = module(batch)
+        hidden = parallelism.check_skipped([outputs, model.loss(outputs, batch)])
+    batches = [batch] * MICROBATCHES
 
     def loss_of(outputs: torch.Tensor, index: int) -> torch.Tensor:
-        return model.loss(outputs, batches[index])
+        loss: torch.Tensor = model.loss(outputs, batches[index])
+        return loss
 
     return lambda: parallelism.run_pipeline(batches, hidden, loss_of, contextlib.nullcontext)
 
@@ -139,15 +156,15 @@ def _by_axis(sent: Sent, tensor: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_send_what_was_estimated(four_ranks: StandingRanks, name: str) -> None:
-    is_mixture, config = CASES[name]
+    kind, config = CASES[name]
     with torch.device("meta"):
-        model = _model(is_mixture=is_mixture)
+        model = _model(kind)
     sharding = FSDPConfig(**config.get("fsdp", {}))
     machines = Machines(ranks=4, ranks_each=4)
-    estimator = LayoutEstimator(model, _batch(), machines, config=sharding, microbatches=MICROBATCHES)
+    estimator = LayoutEstimator(model, _batch(kind), machines, config=sharding, microbatches=MICROBATCHES)
     given = {axis: value for axis, value in config.items() if axis != "fsdp"}
     (found,) = propose_only(estimator, given, None).best
-    sent = [_by_axis(one, found.degrees["tp"]) for one in four_ranks.run(_sent, is_mixture, config)]
+    sent = [_by_axis(one, found.degrees["tp"]) for one in four_ranks.run(_sent, kind, config)]
     # Of stages the one that sends most is estimated. Some ranks have more rows of their experts than others.
     whole = max if "pp" in config else statistics.fmean
     measured = {axis: whole(one[axis] for one in sent) for axis in sent[0]}

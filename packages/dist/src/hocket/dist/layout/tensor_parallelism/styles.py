@@ -200,7 +200,10 @@ class _Transposed(ParallelStyle):
             given = inputs[0]
             if not isinstance(given, DTensor):
                 given = DTensor.from_local(given, mesh, [self._input], run_check=False)
-            return given.redistribute(placements=[Replicate() if self._dim == 1 else Shard(-1)])
+            wanted = Replicate() if self._dim == 1 else Shard(-1)
+            # A redistribution that moves nothing adds the gradient up whole in the backward pass, also where
+            # only the ranks' parts of the sequence are needed.
+            return given if given.placements == (wanted,) else given.redistribute(placements=[wanted])
 
         def give(_module: nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
             placed = output.redistribute(placements=[self._output])

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from hocket.dist.config.fsdp import FSDPConfig
 from hocket.dist.config.tensor_parallel import TensorParallelConfig
 from hocket.dist.errors import ModelError
 from hocket.dist.job_parallelism import JobParallelism
+from hocket.dist.layout.checks.first_passes import FirstPasses
 from hocket.dist.layout.checks.loss_check import check_loss
 from hocket.dist.layout.checks.model_checks import check_model
 from hocket.dist.layout.deferred_init import DeferredModel, RankZeroValues
@@ -26,7 +27,7 @@ from hocket.dist.layout.experts import ExpertRanks
 from hocket.dist.layout.fsdp import Layout, broadcast_values, describe_groups, layout_dtypes, shard
 from hocket.dist.layout.optimizers import release_parameters, remap, takes_both_kinds
 from hocket.dist.layout.safetensors_load import load_safetensors
-from hocket.dist.layout.sequence.blocks import blocks_of, refuse_generation
+from hocket.dist.layout.sequence.blocks import SequenceBlocks, blocks_of, refuse_generation
 from hocket.dist.layout.sequence.exchange import Axis, make_axis
 from hocket.dist.layout.tensor_parallelism.cut import CopyCheck, TensorLayout, cut_model, spread_whole
 from hocket.dist.layout.tensor_parallelism.gradients import place_gradients
@@ -97,6 +98,8 @@ class FSDPParallelism(JobParallelism):
         self._layout = "nothing laid out yet"
         self._is_sharded = True
         self._cut: TensorLayout | None = None
+        self._blocks: SequenceBlocks | None = None
+        self._compared = FirstPasses()
         self._used_parameters: UsedParameters | None = None
         self._loss_parallel: LossParallel | None = None
 
@@ -184,9 +187,9 @@ class FSDPParallelism(JobParallelism):
         tensor, tensor_mesh = self._tensor_parallel, None
         if self._shape.tensor > 1:
             data_mesh, tensor_mesh = self.mesh[self._shape.sharding_axes], self.mesh[TP]
-        blocks = None
+        self._blocks = blocks = None
         if self._context is not None or (tensor_mesh is not None and tensor.sequence_parallel):
-            blocks = blocks_of(
+            self._blocks = blocks = blocks_of(
                 model,
                 self._context,
                 tensor_mesh if tensor.sequence_parallel else None,
@@ -281,6 +284,26 @@ class FSDPParallelism(JobParallelism):
                 is_told=self.global_rank == 0,
             )
 
+    def compare_uncompiled(self, forward: Callable[[], object]) -> bool:
+        """Compare what cut modules compute in a pass of a compiled model; see `Collectives`. Collective.
+
+        Raises:
+            ModelError: They do not compute what whole ones do.
+        """
+        given = (self._blocks, None if self._cut is None else self._cut.check)
+        checks = [one for one in given if one is not None]
+        pending = [any(one.is_pending for one in checks)]
+        if not checks:
+            return False
+        if not self._compared.is_due():
+            for one in checks:
+                one.leave_out_pass()
+        elif self.reduce_all_async(torch.tensor(pending, dtype=torch.float64, device="cpu")).wait().item():
+            forward()
+        else:
+            self._compared.end()
+        return not self._compared.has_ended
+
     def draw_ranks(self) -> str:
         """Return a picture of the ranks by axis; empty where there is one axis."""
         return self._shape.draw() if len(self._shape.axes) > 1 else ""
@@ -296,7 +319,7 @@ class FSDPParallelism(JobParallelism):
         if self._loss_parallel is not None:
             self._loss_parallel.close()
             self._loss_parallel = None
-        self._model = self._used_parameters = self._context = None
+        self._model = self._used_parameters = self._context = self._blocks = None
         self._mesh = None  # it keeps the sockets of groups open
         self._experts.close()
         super().close()

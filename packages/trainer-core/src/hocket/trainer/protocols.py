@@ -106,7 +106,9 @@ class Collectives(Protocol):
         A parallelism with fewer data-parallel ranks than processes also has `reduce_all_async`, the same sum
         over all processes; one that cannot generate with every model has
         `check_generation(has_cache=…)`, and one whose ranks can differ in the loss of data that they share
-        `check_loss(loss)`, which refuse.
+        `check_loss(loss)`, which refuse. One that compares what its first passes compute has
+        `compare_uncompiled(forward)`, called before the batches of a compiled model: it calls `forward` for
+        an uncompiled pass if the comparison is due, and returns whether it may be due again.
         """
 
     def close(self) -> None:

@@ -57,6 +57,7 @@ from hocket.trainer.setup.run_changes import keep_found_size
 from hocket.trainer.setup.run_summary import recovery_times
 from hocket.trainer.state import State
 from hocket.trainer.step.gradient_clipping import GradientClipper
+from hocket.trainer.step.losses.losses import is_compiled
 from hocket.trainer.step.microbatch_step import AutoMicrobatchStep
 from hocket.trainer.step.oom_restart import find_microbatch_limit
 from hocket.trainer.step.pipeline_step import PipelineStep
@@ -132,6 +133,8 @@ def assemble(
         most_batches=config.trial.most_eval_batches,
     )
     _add_metrics(context, logger, run_state, evaluation, are_kept=config.save_metrics)
+    if config.has_compiled_step or is_compiled(state.module):
+        context.compare_uncompiled = getattr(parallelism, "compare_uncompiled", None)
     run = Run(
         sync=sync,
         state=state,

@@ -54,6 +54,7 @@ class MemoryProbe:
         self._attributes = {name: getattr(state, name) for name in ("batch", "outputs", "loss")}
         self._size = state.device_train_microbatch_size
         self._weighing, context.weighing = context.weighing, None
+        self._compare, context.compare_uncompiled = context.compare_uncompiled, None
         context.train_metrics = None
         for event in Event:
             setattr(context.engine.on, event.value, ())
@@ -71,7 +72,7 @@ class MemoryProbe:
                 local_part(tensor.detach()).copy_(value)
         self._values.clear()
         context.facts, context.step, context.mean, context.train_metrics = self._facts
-        context.weighing = self._weighing
+        context.weighing, context.compare_uncompiled = self._weighing, self._compare
         for name, value in self._attributes.items():
             setattr(state, name, value)
         state.device_train_microbatch_size = self._size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,7 @@ from hocket.trainer.step.accumulation import (
 from hocket.trainer.step.losses.loss_parts import LossParts
 from hocket.trainer.step.losses.loss_reader import LossReader
 from hocket.trainer.step.losses.loss_weighing import LossWeighing
-from hocket.trainer.step.losses.losses import Loss, eagerly, is_compiled, total_of
+from hocket.trainer.step.losses.losses import Loss, eagerly, is_compiled, total_of, trying
 
 # ruff: noqa: E701 - an event is one line, as in the training loop
 # fmt: off
@@ -54,6 +55,8 @@ class StepContext:
     """The mean loss of the batch, if the standard step computed it."""
     weighing: LossWeighing | None = None
     """Finds the loss weights from the loss; None if they are stated."""
+    compare_uncompiled: Callable[[Callable[[], object]], bool] | None = None
+    """Has the layout of a compiled model compare what a pass computes; None once it needs no further pass."""
     loss_parts: LossParts = field(default_factory=LossParts)
     """The named parts of the batch's loss, if the model returns any."""
     is_skipped: bool = False
@@ -119,6 +122,7 @@ class StandardStep:
         train_metrics = None if self.has_gradients else context.train_metrics
         if self.has_gradients: self.clear_gradients()
         self.has_gradients = True
+        if context.compare_uncompiled is not None: self._compare_uncompiled(batch, facts, step)
         size, parallelism = state.device_train_microbatch_size, state.parallelism
         is_sum = False
         if (weighing := context.weighing) is not None:
@@ -137,6 +141,22 @@ class StandardStep:
         if mean.needs_correction: mean.correct(state.module.parameters())
         state.loss = mean_loss = mean.of_this_rank(facts.weight)
         return mean_loss
+
+    def _compare_uncompiled(self, batch: Any, facts: DeviceBatch, step: GlobalStep) -> None:
+        """Let the layout compare a pass on the first microbatch, if it has yet to. Collective.
+
+        A compiled program has no comparison in it. Random generators, buffers and the batch stay as they are.
+        """
+        context, state = self.context, self.context.state
+        assert context.compare_uncompiled is not None
+
+        def forward() -> None:
+            size, copied = state.device_train_microbatch_size, copy.deepcopy(batch)
+            with trying(state.module, state.device):
+                part = next(microbatches(copied, facts, step, size=size, spec=context.spec))
+                with context.precision.forward(): state.module(part.batch)
+
+        if not context.compare_uncompiled(forward): context.compare_uncompiled = None
 
     def _run_microbatch(
         self, weight: Weight, mean: LossMean, train_metrics: TrainMetrics | None, *, is_counted: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from hocket.trainer.checks import refuse_class
 from hocket.trainer.errors import TrainerConfigError
 from hocket.trainer.models.base import ComposerModel, LossSum
 from hocket.trainer.models.huggingface_batch import BatchArguments, is_of_transformers
+from hocket.trainer.process.rng import capture_rng, restore_rng
 from hocket.trainer.protocols import Pipelined
 
 Loss: TypeAlias = torch.Tensor | LossSum
@@ -200,9 +201,17 @@ def name_of(model: nn.Module) -> str:
 def is_compiled(model: nn.Module) -> bool:
     """Return whether a part of a model is called through `torch.compile`."""
     return any(
-        module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        module._compiled_call_impl is not None
+        or type(module).__name__ == "OptimizedModule"
+        or _is_compiled_function(module.forward)
         for module in model.modules()
     )
+
+
+def _is_compiled_function(function: Any) -> bool:
+    # `torch.compiler.disable` sets both attributes.
+    is_wrapped = hasattr(function, "_torchdynamo_orig_callable")
+    return is_wrapped and not getattr(function, "_torchdynamo_disable", False)
 
 
 def eagerly() -> contextlib.AbstractContextManager[Any]:
@@ -211,6 +220,27 @@ def eagerly() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
+
+
+@contextlib.contextmanager
+def trying(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a model as in training, without gradients and compilation; restore generators and buffers."""
+    generators = capture_rng(device)
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        with torch.no_grad(), eagerly():
+            yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        restore_rng(generators, device)
 
 
 def _without_ddp(model: DistributedDataParallel) -> nn.Module:

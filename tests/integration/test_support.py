@@ -254,6 +254,11 @@ def test_many(n, cases):
 def test_alone():
     print("ran alone")
 
+@pytest.mark.slow(one_run_in=4)
+@pytest.mark.parametrize("n", range(5))
+def test_rare(n):
+    print(f"ran rare {n}")
+
 def test_quick():
     print("ran quick")
 
@@ -294,14 +299,20 @@ def test_a_plain_run_draws_one_parameter_set_of_each_slow_test_by_the_seed(tmp_p
     assert drawn == re.findall(r"ran many (\d+) cases (\d+)", again)
     assert "ran alone" in first
     assert "ran quick" in first
-    assert "19 deselected" in first
+    assert "24 deselected" in first
     assert drawn != re.findall(r"ran many (\d+) cases (\d+)", run_suite(tmp_path, seed=8))
+
+
+def test_a_plain_run_takes_a_function_that_is_due_once_in_four_runs_with_some_seeds(tmp_path: Path) -> None:
+    found = [len(re.findall(r"ran rare \d", run_suite(tmp_path, seed=seed))) for seed in (0, 4)]
+    assert found == [0, 1]
 
 
 def test_marker_slow_runs_all_parameter_sets(tmp_path: Path) -> None:
     printed = run_suite(tmp_path, "-m", "slow")
     assert [int(n) for n in re.findall(r"ran many (\d+) cases 10000", printed)] == list(range(20))
     assert "ran alone" in printed
+    assert len(re.findall(r"ran rare \d", printed)) == 5
     assert "ran quick" not in printed
 
 

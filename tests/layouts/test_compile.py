@@ -16,7 +16,6 @@ COLUMNS = {"byte_embedding": "embedding_colwise", "head": "colwise_gather_output
 LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "dp_shard 4": ("gpt", {"dp_shard": 4}, 4),
     "dp_replicate 2 × dp_shard 2": ("gpt", {"dp_replicate": 2, "dp_shard": 2}, 4),
-    "dp_shard 2 × tp 2": ("gpt", {"dp_shard": 2, "tp": 2}, 2),
     "tp 4": ("gpt", {"dp_shard": 1, "tp": 4}, 1),
     "tied": ("tied llama", {"dp_shard": 2, "tp": 2}, 2),
     "columns": ("gpt", {"dp_shard": 2, "tp": {"degree": 2, "plan": COLUMNS}}, 2),
@@ -42,7 +41,7 @@ def _alone(kind: str) -> layouts.Numbers:
     return _train(kind, None, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_compiled_model_trains_as_one_process(name: str) -> None:
     """Each layout has new ranks: torch keeps more of a compiled program than `reset` forgets."""

@@ -134,7 +134,7 @@ def test_experts_of_a_deepspeed_config_train_as_one_process(four_ranks: Standing
         assert max(one.largest_differences(alone).values()) <= TOLERANCE
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_every_layout_of_experts_trains_as_one_process(
     four_ranks: StandingRanks, kind: str, name: str
@@ -194,7 +194,7 @@ def test_experts_resume_on_one_process_and_back(four_ranks: StandingRanks, tmp_p
     _check_resumed(four_ranks, tmp_path, name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("name", SAVED)
 def test_experts_of_every_layout_resume_on_one_process_and_back(
     four_ranks: StandingRanks, tmp_path: Path, name: str
@@ -205,7 +205,7 @@ def test_experts_of_every_layout_resume_on_one_process_and_back(
 RESUMED = ("ep 4", "dp_shard 4 × ep 2", "dp_shard 2 × tp 2 × ep 2", "dp_shard 2 × cp 2 × ep 2")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("pair", list(itertools.permutations(RESUMED, 2)), ids=" to ".join)
 def test_experts_of_one_layout_resume_under_another(
     four_ranks: StandingRanks, tmp_path: Path, pair: tuple[str, str]

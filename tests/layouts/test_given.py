@@ -77,7 +77,7 @@ def _train(kind: str | None, num_ranks: int, folder: str) -> tuple[layouts.Numbe
     return first, all(torch.equal(first.trained[name], resumed.trained[name]) for name in first.trained)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_laid_out_model_trains_as_one_process(four_ranks: StandingRanks, tmp_path: Path, kind: str) -> None:
     _check(four_ranks, tmp_path, kind)

@@ -50,7 +50,7 @@ def _alone(kind: str) -> layouts.Numbers:
     return _train(kind, None, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_product_of_axes_in_bf16_is_within_the_bound(
     four_ranks: StandingRanks, kind: str, name: str

@@ -71,7 +71,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_muon_on_every_layout_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(four_ranks, kind, name, layouts.num_steps(kind))

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "packages" / "dist" / "docs" / "layouts.md"
 SECTION = "## Features by axis"
 SLOW = ("`compile_config`",)
 """Features that take seconds with each layout."""
-EVERY = 3
+EVERY = 5
 """Of each feature and of each axis a plain run tests one cell in so many; `-m slow` tests the others."""
 
 
@@ -63,7 +63,7 @@ CELLS = [
     pytest.param(
         cell,
         id=f"{cell.feature} {cell.axis}".replace("`", ""),
-        marks=[pytest.mark.slow] if cell.feature in SLOW or (row + column) % EVERY else [],
+        marks=[pytest.mark.slow(one_run_in=4)] if cell.feature in SLOW or (row + column) % EVERY else [],
     )
     for row, feature in enumerate(FEATURES)
     for column, cell in enumerate(one for one in _cells() if one.feature == feature)

@@ -61,7 +61,7 @@ SCHEDULED = [*(("gpt", name) for name in SCHEDULES), *((kind, "1F1B") for kind i
 """Every schedule for one model; the others differ by what is before and after their blocks."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), SCHEDULED)
 def test_every_schedule_trains_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     steps = layouts.num_steps(kind)
@@ -82,7 +82,7 @@ def test_shards_of_stages_train_as_one_process(four_ranks: StandingRanks, schedu
     check_numbers(found, train_alone("gpt", 3), "gpt | shards", copies=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_stages_of_a_deepspeed_config_train_as_one_process(four_ranks: StandingRanks, stage: int) -> None:
     found = four_ranks.run(_train_by_deepspeed, stage, {}, 2)
@@ -90,7 +90,7 @@ def test_stages_of_a_deepspeed_config_train_as_one_process(four_ranks: StandingR
     check_numbers(found, train_alone("gpt", 3), f"gpt | ZeRO {stage}", copies=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(
     ("axes", "shown", "stage"),
     [({"tensor_parallel": {"autotp_size": 2}}, "tp 2", 0), ({"sequence_parallel_size": 2}, "cp 2", 3)],
@@ -103,7 +103,7 @@ def test_cut_stages_of_a_deepspeed_config_train_as_one_process(
     check_numbers(found, train_alone("gpt", 3), f"gpt | ZeRO {stage} | {shown}", copies=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard", "tp", "cp"])
 def test_stages_in_bf16_are_within_a_hundredth_of_one_process(four_ranks: StandingRanks, axis: str) -> None:
     alone = _train_low(None, 1)
@@ -111,7 +111,7 @@ def test_stages_in_bf16_are_within_a_hundredth_of_one_process(four_ranks: Standi
         assert found.losses == pytest.approx(alone.losses, rel=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("axis", ["dp_replicate", "dp_shard"])
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
 def test_copies_and_shards_of_stages_train_long_as_one_process(
@@ -122,7 +122,7 @@ def test_copies_and_shards_of_stages_train_long_as_one_process(
     check_numbers(found, train_alone(kind, steps), f"{kind} | pp 2 × {axis} 2", copies=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 def test_checkpointed_blocks_train_as_one_process(four_ranks: StandingRanks) -> None:
     found = four_ranks.run(train_stages, "qwen3, checkpointed", SCHEDULES["1F1B"], 3)
     check_numbers(found, train_alone("qwen3", 3), "qwen3 | checkpointed")

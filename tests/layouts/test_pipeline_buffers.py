@@ -118,8 +118,8 @@ def _load(folder: Path, layers: int) -> dict[str, Tensor]:
     ("config", "layers"),
     [
         pytest.param(FOUR, 5, id="stages"),
-        pytest.param(TURNED, 9, id="turned", marks=pytest.mark.slow),
-        pytest.param(LOOPED, 9, id="looped", marks=pytest.mark.slow),
+        pytest.param(TURNED, 9, id="turned", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param(LOOPED, 9, id="looped", marks=pytest.mark.slow(one_run_in=4)),
     ],
 )
 def test_buffers_of_the_model_are_saved_as_one_process_has_them(

@@ -160,6 +160,7 @@ def _check_near(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow(one_run_in=4)
 def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path) -> None:
     one = _go_on(None, 1, str(tmp_path / "one"), None)
     found = four_ranks.run(_resume, str(tmp_path), str(tmp_path / "one" / "ba2"))
@@ -193,7 +194,7 @@ def test_stages_resume_as_one_process(four_ranks: StandingRanks, tmp_path: Path)
     assert sizes[0] < 1.5 * sizes[1], "each tensor is written once"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 def test_two_stages_on_a_rank_resume_under_other_layouts(four_ranks: StandingRanks, tmp_path: Path) -> None:
     found = four_ranks.run(_resume_several, str(tmp_path))
     names = ("turned", "turned again", "looped", "looped again", "of looped")

@@ -138,16 +138,16 @@ def _use_stages(kind: str, layout: str) -> tuple[Results, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
-        ("gpt", "stages"),
-        ("llama", "stages"),
-        pytest.param("last head", "stages", marks=pytest.mark.slow),
-        pytest.param("llama", "shards", marks=pytest.mark.slow),
-        pytest.param("llama", "looped", marks=pytest.mark.slow),
-        pytest.param("gpt", "turned", marks=pytest.mark.slow),
+        pytest.param("llama", "stages", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("gpt", "stages", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("last head", "stages", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("llama", "shards", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("llama", "looped", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("gpt", "turned", marks=pytest.mark.slow(one_run_in=4)),
         ("gpt", "sequences"),
-        pytest.param("llama", "matrices", marks=pytest.mark.slow),
-        pytest.param("gpt", "logits", marks=pytest.mark.slow),
-        pytest.param("llama", "sequences", marks=pytest.mark.slow),
+        pytest.param("llama", "matrices", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("gpt", "logits", marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("llama", "sequences", marks=pytest.mark.slow(one_run_in=4)),
     ],
 )
 def test_stages_evaluate_as_one_process(four_ranks: StandingRanks, kind: str, layout: str) -> None:

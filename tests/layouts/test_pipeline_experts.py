@@ -24,7 +24,7 @@ from hocket.trainer import Trainer
 from hocket.trainer.loggers import InMemoryLogger
 from support import layouts
 from support.stage_checkpoints import Layout, Once, Part, check_pair, joined, train_part
-from support.stages import NEEDS_TORCH, check_equal, check_numbers
+from support.stages import NEEDS_TORCH, check_equal, check_numbers, microbatch_size, num_blocks
 from support.standing_ranks import StandingRanks
 
 pytestmark = NEEDS_TORCH
@@ -71,26 +71,33 @@ experts without positions."""
 
 
 def _train(
-    kind: str, config: dict[str, Any] | None, num_ranks: int, steps: int, size: int
+    kind: str, config: dict[str, Any] | None, num_ranks: int, steps: int, size: int, blocks: int = 5
 ) -> tuple[layouts.Numbers, dict[str, list[float]]]:
-    """Train five blocks; return the numbers, and the positions of each expert by batch. Collective."""
+    """Train; return the numbers, and the positions of each expert by batch. Collective."""
     memory = InMemoryLogger()
-    options = {"callbacks": [ExpertBalance(rate=0.01)], "device_train_microbatch_size": size, "layers": 5}
+    options = {
+        "callbacks": [ExpertBalance(rate=0.01)],
+        "device_train_microbatch_size": size,
+        "layers": blocks,
+    }
     numbers = layouts.train(kind, config, num_ranks, steps=steps, memory=memory, **options)
     counts = {name: values for name, values in memory.data.items() if name.startswith("experts/")}
     return numbers, {name: [float(value) for _, value in values] for name, values in counts.items()}
 
 
 @functools.cache
-def _alone(kind: str, steps: int, size: int) -> tuple[layouts.Numbers, dict[str, list[float]]]:
-    return _train(kind, None, 1, steps, size)
+def _alone(
+    kind: str, steps: int, size: int, blocks: int = 5
+) -> tuple[layouts.Numbers, dict[str, list[float]]]:
+    return _train(kind, None, 1, steps, size, blocks)
 
 
 def _check(ranks: StandingRanks, layout: Layout, kind: str, name: str, steps: int) -> None:
     config, num_ranks = layout
-    size = min(2, layouts.GLOBAL_BATCH // num_ranks // 4) or 1
-    found = ranks.run(_train, kind, config, num_ranks, steps, size)
-    alone, counted = _alone(kind.removesuffix(", checkpointed"), steps, size)
+    size = microbatch_size(config["pp"], num_ranks, is_long=ranks.world_size == 4)
+    blocks = 5 if kind == "dense first" else num_blocks(config["pp"])  # of 5 a stage has dense ones alone
+    found = ranks.run(_train, kind, config, num_ranks, steps, size, blocks)
+    alone, counted = _alone(kind.removesuffix(", checkpointed"), steps, size, blocks)
     degree = config["pp"] if isinstance(config["pp"], int) else config["pp"]["degree"]
     numbers = [one for one, _ in found]
     check_numbers(numbers, alone, f"{kind} | {name}", copies=len(numbers) // degree)
@@ -103,7 +110,6 @@ def _check(ranks: StandingRanks, layout: Layout, kind: str, name: str, steps: in
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("mixture", "pp 2 × ep 2, interleaved"),
         ("dense first", "pp 2 × ep 2"),
         ("mixture", "pp 2 × cp 2 × ep 2"),
     ],
@@ -144,7 +150,7 @@ def test_parts_of_a_stage_that_are_not_trained_keep_their_values(
     check_numbers(found, _train_frozen(part, None, 1), f"{part} frozen", copies=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES_OF_4)
 def test_a_product_of_stages_and_experts_trains_as_one_process(
     four_ranks: StandingRanks, kind: str, name: str
@@ -152,7 +158,7 @@ def test_a_product_of_stages_and_experts_trains_as_one_process(
     _check(four_ranks, OF_4[name], kind, name, layouts.num_steps(kind))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES_OF_8)
 def test_a_product_of_stages_and_experts_on_8_ranks_trains_as_one_process(
     eight_ranks: StandingRanks, kind: str, name: str
@@ -190,14 +196,13 @@ def _check_pair(ranks: StandingRanks, once: Once, folder: Path, kind: str, pair:
     check_pair(ranks, once, folder, kind, first, second, [ExpertBalance(rate=0.01)])
 
 
-@pytest.mark.parametrize("pair", [("pp 2 × ep 2, interleaved", "dp_shard 4 × ep 2"), ("pp 4", "pp 2 × ep 2")])
 def test_a_checkpoint_of_stages_that_share_experts_resumes_under_another_layout(
-    four_ranks: StandingRanks, once: Once, tmp_path: Path, pair: tuple[str, str]
+    four_ranks: StandingRanks, once: Once, tmp_path: Path
 ) -> None:
-    _check_pair(four_ranks, once, tmp_path, "mixture", pair)
+    _check_pair(four_ranks, once, tmp_path, "mixture", ("pp 2 × ep 2, interleaved", "dp_shard 4 × ep 2"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(
     ("kind", "pair"),
     [pytest.param(kind, pair, id=f"{kind}: {' to '.join(pair)}") for kind, pair in RESUMED],
@@ -208,7 +213,7 @@ def test_every_pair_of_layouts_with_stages_that_share_experts(
     _check_pair(four_ranks, once, tmp_path, kind, pair)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "pp" in name and "ep" in name])
 def test_stages_that_share_experts_resume_bit_for_bit(
     four_ranks: StandingRanks, tmp_path: Path, name: str
@@ -317,6 +322,7 @@ def _evaluate(config: dict[str, Any] | None, num_ranks: int) -> tuple[dict[str, 
     return {name: one for name, one in values.items() if name.startswith(("metrics/eval", "loss"))}, tokens
 
 
+@pytest.mark.slow(one_run_in=4)
 def test_an_evaluation_of_stages_that_share_experts_is_that_of_one_process(four_ranks: StandingRanks) -> None:
     expected, text = _evaluate(None, 1)
     assert any(name.startswith("metrics/eval") for name in expected)

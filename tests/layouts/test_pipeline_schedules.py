@@ -34,14 +34,14 @@ SEVERAL: dict[str, Any] = {
 """The schedules that give each of four ranks two stages."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_four_ranks_of_two_stages_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
     found = four_ranks.run(train_stages, "gpt", SEVERAL[name], 20, 1, 9)
     check_numbers(found, train_alone("gpt", 20, 1, 9), f"gpt | {name}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(
     ("axis", "schedule"),
     [
@@ -94,7 +94,7 @@ def test_checkpointed_blocks_of_sharded_stages_are_computed_twice(two_ranks: Sta
     _check_counted(two_ranks, {"pp": 2, "fsdp": {}}, 1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(
     ("config", "num_ranks"),
     [({"pp": 2, "dp_shard": 2}, 2), ({"pp": 2, "dp_replicate": 2}, 2), ({"pp": 2, "tp": 2}, 1)],
@@ -105,7 +105,7 @@ def test_checkpointed_blocks_of_every_axis_are_computed_twice(
     _check_counted(four_ranks, config, num_ranks, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_checkpointed_blocks_of_two_stages_train_as_one_process(four_ranks: StandingRanks, name: str) -> None:
     found = four_ranks.run(train_stages, "llama, checkpointed", SEVERAL[name], 3, 1, 9)
@@ -148,7 +148,7 @@ def _count_calls(schedule: str) -> dict[str, float]:
         return {name: count for name, count in counts.items() if is_own(f"{name}.calls")}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 def test_what_is_outside_of_the_blocks_counts_once_a_microbatch(four_ranks: StandingRanks) -> None:
     for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble"):
         counts = four_ranks.run(_count_calls, schedule)

@@ -52,27 +52,27 @@ CASES = [
 
 def _check(ranks: StandingRanks, kind: str, name: str, steps: int) -> None:
     config, num_ranks = LAYOUTS[name]
-    found = ranks.run(train_layout, kind, config, num_ranks, steps, 1)
+    size = 2 // num_ranks
+    found = ranks.run(train_layout, kind, config, num_ranks, steps, size)
     assert max(found[0].norms) > 0.5, "clipping is active"
     copies = 1 if name == "pp 4" else 2
     num_tied = 0 if name == "both on a rank" else 1
-    check_numbers(found, train_alone(kind, steps, 1), f"{kind} | {name}", copies=copies, num_tied=num_tied)
+    alone = train_alone(kind, steps, size)
+    check_numbers(found, alone, f"{kind} | {name}", copies=copies, num_tied=num_tied)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("tied llama", "pp 4"),
         ("gpt2", "pp 2 × dp_shard 2"),
         ("tied gpt with bias", "pp 2 × tp 2"),
-        ("tied gpt", "both on a rank"),
     ],
 )
 def test_a_tied_weight_trains_as_on_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(four_ranks, kind, name, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_tied_weight_trains_long_as_on_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(four_ranks, kind, name, layouts.num_steps(kind))
@@ -90,7 +90,7 @@ def _resume(kind: str, name: str, folder: str) -> list[Any]:
     [
         ("tied llama", "pp 4"),
         *(
-            pytest.param(kind, name, marks=pytest.mark.slow)
+            pytest.param(kind, name, marks=pytest.mark.slow(one_run_in=4))
             for kind, name in (
                 ("tied llama", "pp 2 × dp_shard 2"),
                 ("tied llama", "pp 2 × dp_replicate 2"),
@@ -131,9 +131,9 @@ PAIRS = [
     ("kind", "pair"),
     [
         ("gpt2", PAIRS[0]),
-        *(pytest.param("tied llama", pair, marks=pytest.mark.slow) for pair in PAIRS),
-        pytest.param("tied gpt with bias", PAIRS[3], marks=pytest.mark.slow),
-        pytest.param("gpt2", PAIRS[2], marks=pytest.mark.slow),
+        *(pytest.param("tied llama", pair, marks=pytest.mark.slow(one_run_in=4)) for pair in PAIRS),
+        pytest.param("tied gpt with bias", PAIRS[3], marks=pytest.mark.slow(one_run_in=4)),
+        pytest.param("gpt2", PAIRS[2], marks=pytest.mark.slow(one_run_in=4)),
     ],
 )
 def test_a_checkpoint_of_tied_weights_resumes_under_another_layout(
@@ -226,7 +226,7 @@ def _train_by(make: Any, config: Any, num_ranks: int) -> layouts.Numbers:
     return layouts.train("tied gpt", config, num_ranks, steps=6, layers=5, callbacks=[], make_optimizers=make)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(
     ("axis", "make"),
     # Torch's Adafactor fails on the DTensors of `tp`: an operation in place that changes their placement.

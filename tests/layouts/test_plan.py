@@ -43,6 +43,14 @@ LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
     "pp 2 × dp_replicate 2, breadth first": {"pp": {**LOOPED, "schedule": "LoopedBFS"}, "dp_replicate": 2},
     "pp 2 × dp_shard 2, interleaved": {"pp": LOOPED, "dp_shard": 2},
     "pp 2 × tp 2, interleaved": {"pp": LOOPED, "tp": 2},
+    "pp 2 × dp_replicate 2, later weights": {
+        "pp": {**LOOPED, "schedule": "InterleavedZeroBubble"},
+        "dp_replicate": 2,
+    },
+    "pp 2 × dp_replicate 2, both ends on a rank": {
+        "pp": {**LOOPED, "schedule": "ZBVZeroBubble"},
+        "dp_replicate": 2,
+    },
 }
 EXPERTS_OF_4: dict[str, dict[str, Any]] = {
     "dp_shard 4": {"dp_shard": 4},
@@ -52,6 +60,10 @@ EXPERTS_OF_4: dict[str, dict[str, Any]] = {
     "dp_shard 2 × tp 2 × ep 2": {"dp_shard": 2, "tp": 2, "ep": 2},
     "dp_shard 2 × cp 2 × ep 2": {"dp_shard": 2, "cp": 2, "ep": 2},
 }
+EXPERTS_OF_STAGES: dict[str, dict[str, Any]] = {
+    "pp 2 × dp_shard 2 × ep 2": {"pp": 2, "dp_shard": 2, "ep": 2},
+    "pp 2 × dp_shard 2 × ep 2, interleaved": {"pp": LOOPED, "dp_shard": 2, "ep": 2},
+}
 LAYOUTS_OF_8: dict[str, dict[str, Any]] = {
     "dp_replicate 2 × dp_shard 2 × tp 2": {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
     "pp 4 × dp_shard 2": {"pp": 4, "dp_shard": 2},
@@ -59,6 +71,7 @@ LAYOUTS_OF_8: dict[str, dict[str, Any]] = {
     "pp 2 × dp_shard 2 × tp 2": {"pp": 2, "dp_shard": 2, "tp": 2},
     "pp 2 × cp 2 × tp 2": {"pp": 2, "cp": 2, "tp": 2},
 }
+ON_REQUEST = pytest.mark.skipif(not plan().asks_for("slow"), reason="for a minute: `-m slow`")
 SIZE = (384, 8)
 """The width and the blocks of the model."""
 EXPERTS = (256, 4, 8)
@@ -161,29 +174,39 @@ def _check(layouts: dict[str, dict[str, Any]], world_size: int, size: tuple[int,
     assert not wrong, wrong
 
 
-ON_REQUEST = pytest.mark.skipif(not plan().asks_for("slow"), reason="many ranks, for a minute: `-m slow`")
+@pytest.mark.slow(one_run_in=4)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["dp_shard 2"], id="one"),
+        pytest.param([one for one in LAYOUTS_OF_2 if one != "dp_shard 2"], id="others", marks=ON_REQUEST),
+    ],
+)
+def test_two_ranks_use_the_memory_that_was_estimated(names: list[str]) -> None:
+    _check({name: LAYOUTS_OF_2[name] for name in names}, 2, SIZE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS_OF_2)
-def test_two_ranks_use_the_memory_that_was_estimated(name: str) -> None:
-    _check({name: LAYOUTS_OF_2[name]}, 2, SIZE)
-
-
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @ON_REQUEST
 @NEEDS_TORCH
 def test_four_ranks_of_stages_use_the_memory_that_was_estimated() -> None:
     _check(LAYOUTS_OF_4, 4, SIZE)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @ON_REQUEST
 def test_four_ranks_with_experts_use_the_memory_that_was_estimated() -> None:
     _check(EXPERTS_OF_4, 4, EXPERTS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
+@ON_REQUEST
+@NEEDS_TORCH
+def test_four_ranks_of_stages_with_experts_use_the_memory_that_was_estimated() -> None:
+    _check(EXPERTS_OF_STAGES, 4, EXPERTS)
+
+
+@pytest.mark.slow(one_run_in=4)
 @ON_REQUEST
 def test_eight_ranks_use_the_memory_that_was_estimated() -> None:
     _check(LAYOUTS_OF_8, 8, SIZE)

@@ -73,7 +73,7 @@ CUT_BY_FOUR = [name for name in DENSE if "tp 4" in name or "cp 4" in name or "cp
 CASES = [
     *(("gpt", name) for name in (*DATA, *DENSE)),
     *(("resnet", name) for name in DATA),
-    *(("tied llama", name) for name in (*DATA, *DENSE) if name not in CUT_BY_FOUR),
+    *(("tied llama", name) for name in DENSE if name not in CUT_BY_FOUR),
     *(("mixture", name) for name in ("dp_shard 8", "dp_shard 4 × tp 2", "dp_shard 4 × cp 2", *EXPERTS)),
 ]
 CASES_OF_TWO = [
@@ -83,9 +83,12 @@ CASES_OF_TWO = [
 ]
 
 
-def _train(kind: str, config: dict[str, Any] | None, num_ranks: int, steps: int) -> layouts.Numbers:
+def _train(
+    kind: str, config: dict[str, Any] | None, num_ranks: int, steps: int, size: int | None = None
+) -> layouts.Numbers:
     callbacks = [GradNormMonitor(), *([ExpertBalance()] if kind == "mixture" else [])]
-    return layouts.train(kind, config, num_ranks, steps=steps, callbacks=callbacks)
+    options = {} if size is None else {"device_train_microbatch_size": size}
+    return layouts.train(kind, config, num_ranks, steps=steps, callbacks=callbacks, **options)
 
 
 @functools.cache
@@ -94,7 +97,9 @@ def _alone(kind: str, steps: int) -> layouts.Numbers:
 
 
 def _check(ranks: StandingRanks, kind: str, name: str, layout: tuple[dict[str, Any], int]) -> None:
-    found = ranks.run(_train, kind, *layout, 20)
+    # Eight ranks share two cores: with `dp`, gradients of several microbatches are for the products of four.
+    size = layouts.GLOBAL_BATCH // layout[1] if ranks.world_size == 8 else None
+    found = ranks.run(_train, kind, *layout, 20, size)
     for one in found:
         differences = one.largest_differences(_alone(kind, 20))
         assert max(differences.values()) <= TOLERANCE, (one.description, differences)
@@ -103,7 +108,7 @@ def _check(ranks: StandingRanks, kind: str, name: str, layout: tuple[dict[str, A
     print(f"{kind} | {name} | {' | '.join(f'{value:.1e}' for value in differences.values())}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_product_of_axes_on_eight_ranks_trains_as_one_process(
     eight_ranks: StandingRanks, kind: str, name: str
@@ -111,7 +116,7 @@ def test_a_product_of_axes_on_eight_ranks_trains_as_one_process(
     _check(eight_ranks, kind, name, LAYOUTS[name])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES_OF_TWO)
 def test_an_axis_on_two_ranks_trains_as_one_process(two_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(two_ranks, kind, name, OF_TWO.get(name, ({"ep": 2}, 2)))

@@ -77,7 +77,7 @@ def test_a_ring_trains_as_one_process(four_ranks: StandingRanks, kind: str, name
     _check(four_ranks, kind, name, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(one_run_in=4)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_products_of_a_ring_train_as_one_process(four_ranks: StandingRanks, kind: str, name: str) -> None:
     _check(four_ranks, kind, name, layouts.num_steps(kind))

@@ -247,6 +247,7 @@ def _evaluate(config: dict[str, Any] | None, num_ranks: int) -> dict[str, list[f
     }
 
 
+@pytest.mark.slow(one_run_in=4)
 def test_metrics_are_those_of_one_process(four_ranks: StandingRanks) -> None:
     alone = _evaluate(None, 1)
     assert any("perplexity" in name.lower() or "crossentropy" in name.lower() for name in alone)

@@ -54,7 +54,7 @@ class Compiled(Feature):
 
     def options(self) -> dict[str, Any]:
         torch._dynamo.utils.counters.clear()
-        return {"compile_config": {"backend": "aot_eager"}}
+        return {"compile_config": {"backend": "eager"}}
 
     def facts(self, trainer: Trainer, memory: InMemoryLogger) -> int:
         return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

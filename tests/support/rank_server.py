@@ -1,6 +1,6 @@
 """Starts ranks quickly: by forks of processes that have imported torch once, as `hocket-launch` does.
 
-Importing torch takes a process at least three seconds of processor time. There are four servers, which hash
+Importing torch takes a process at least three seconds of processor time. There are two servers, which hash
 strings with different seeds, as the separately started interpreters of a job do.
 """
 
@@ -18,7 +18,7 @@ from support import leaks
 if TYPE_CHECKING:
     from hocket.dist.launch.warm.starter import RankServer, WarmProcess
 
-NUM_SERVERS = 4
+NUM_SERVERS = 2
 OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _servers: dict[int, RankServer] = {}
@@ -36,7 +36,7 @@ def server_number(rank: int) -> int:
 
     They are the pairs that share data, matrices or positions on two, four and eight ranks.
     """
-    return (rank ^ 3 * (rank >> 2)) % NUM_SERVERS
+    return rank.bit_count() % NUM_SERVERS
 
 
 class ForkedRank:

@@ -1,8 +1,9 @@
 """Selects the tests that a run executes.
 
 A plain run takes everything unmarked, and of each test function marked `slow` one parameter set, drawn by a
-seed that the pytest header prints. `-m slow` takes all of them. Tests marked `parity`, `stores` or `gpu` need
-something that a plain run does not have, and run only when `-m` names their marker.
+seed that the pytest header prints; of one marked `slow(one_run_in=4)` it does so with one seed in four.
+`-m slow` takes all of them. Tests marked `parity`, `stores` or `gpu` need something that a plain run does not
+have, and run only when `-m` names their marker.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def select(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Ite
     for item in items:
         if item.get_closest_marker("slow"):
             by_function.setdefault(_function_id(item), []).append(item)
-    drawn = {id(_draw(function, sets)) for function, sets in by_function.items()}
+    due = {name: sets for name, sets in by_function.items() if _is_due(name, sets[0])}
+    drawn = {id(_draw(name, sets)) for name, sets in due.items()}
     selected = [item for item in items if not item.get_closest_marker("slow") or id(item) in drawn]
     deselected = [item for item in items if item.get_closest_marker("slow") and id(item) not in drawn]
     return selected, deselected
@@ -118,8 +120,19 @@ def _function_id(item: pytest.Item) -> str:
     return item.nodeid.removesuffix(item.name) + name
 
 
+def _is_due(function: str, item: pytest.Item) -> bool:
+    """Return whether the seed is one with which a plain run takes a function."""
+    marker = item.get_closest_marker("slow")
+    assert marker is not None
+    return _number(f"due:{function}") % marker.kwargs.get("one_run_in", 1) == 0
+
+
 def _draw(function: str, sets: list[pytest.Item]) -> pytest.Item:
-    # By a hash and not a random generator, so that the draw does not depend on the other collected tests.
     ordered = sorted(sets, key=lambda item: item.nodeid)
-    digest = hashlib.sha256(f"{plan().seed}:{function}".encode()).digest()
-    return ordered[int.from_bytes(digest[:8], "big") % len(ordered)]
+    return ordered[_number(function) % len(ordered)]
+
+
+def _number(name: str) -> int:
+    """Return a number that depends on the seed and a name, and not on the other collected tests."""
+    digest = hashlib.sha256(f"{plan().seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")

@@ -48,7 +48,7 @@ def train_part(
         train_dataloader=DataLoader(layouts.samples(kind, 4), batch_size=layouts.GLOBAL_BATCH // num_ranks),
         optimizers=optimizer,
         max_duration=f"{until}ba",
-        device_train_microbatch_size=1,
+        device_train_microbatch_size=layouts.GLOBAL_BATCH // num_ranks // 4 or 1,
         parallelism_config=config,
         save_folder=folder,
         save_filename="ba{batch}",

@@ -19,6 +19,23 @@ TOLERANCE = 1e-5
 KINDS = ("gpt", "llama", "qwen3", "mistral", "untied gpt2")
 
 
+def num_blocks(pipeline: Any) -> int:
+    """Return a number of blocks that the stages of a pipeline cannot share evenly: few, for short tests."""
+    return 3 if pipeline == 2 else 5
+
+
+def microbatch_size(pipeline: Any, num_ranks: int, *, is_long: bool) -> int:
+    """Return the samples of a microbatch with which each rank has enough microbatches for its stages.
+
+    Args:
+        pipeline: The number of stages, or the settings.
+        num_ranks: Data-parallel ranks.
+        is_long: Whether there are at least four microbatches.
+    """
+    degree = pipeline if isinstance(pipeline, int) else pipeline["degree"]
+    return layouts.GLOBAL_BATCH // num_ranks // (max(4, degree) if is_long else degree)
+
+
 @functools.cache
 def train_alone(kind: str, steps: int, size: int = 2, layers: int = 5) -> layouts.Numbers:
     """Train on one process."""

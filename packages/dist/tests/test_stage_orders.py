@@ -9,7 +9,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from hocket.dist.config.pipeline import SCHEDULES, PipelineConfig
 from hocket.dist.errors import ModelError
-from hocket.dist.memory.stage_orders import orders_of, peak_of, seconds_of
+from hocket.dist.memory.stage_orders import Step, orders_of, peak_of, seconds_of
 from support.stages import NEEDS_TORCH
 
 
@@ -57,6 +57,13 @@ def test_several_stages_of_a_rank_hold_more_and_wait_less() -> None:
     assert seconds_of(looped, 8, [0.5] * 8) == pytest.approx(3 * (8 + 3 / 2))
     split = PipelineConfig(degree=4, schedule="ZBVZeroBubble")
     assert seconds_of(split, 8, [0.5] * 8) < seconds_of(looped, 8, [0.5] * 8)
+
+
+def test_the_peak_counts_what_is_kept_until_the_gradients_of_weights_are_computed() -> None:
+    steps = [Step(kind, 1, number) for kind, number in zip("FFIIWW", (0, 1, 0, 1, 0, 1), strict=True)]
+    assert peak_of(steps, {1: 10}, {1: 1}) == 20
+    assert peak_of(steps, {1: 10}, {1: 1}, {1: 4}) == 28
+    assert peak_of(steps, {1: 10}, {1: 100}, {1: 4}) == 114
 
 
 @NEEDS_TORCH

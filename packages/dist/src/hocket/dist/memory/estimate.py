@@ -169,6 +169,8 @@ def memory_of_groups(
         whole = [root, *blocks, *([] if is_in_place else stacks)]
         shards = sum(-(-one.trained // (ranks // experts if one.is_stack else ranks)) for one in whole)
         gathered += max(sum(one.reduced for one in whole) - shards, 0)
+        if is_in_place:  # beside their gradients so far, those that a microbatch makes
+            gathered += max((one.gradient + one.largest for one in stacks), default=0)
     else:
         gathered += max(root.gradient + root.reduced, root.gradient + largest)
     if shape.tensor > 1 and not is_sharded(groups, config, ranks * shape.replicate):

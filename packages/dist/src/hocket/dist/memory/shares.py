@@ -29,6 +29,7 @@ class Share:
         num_sends: The activations and gradients that it sends to other stages, for a microbatch.
         tied_bytes: Bytes of the weights that it shares with a stage of another rank.
         by_stage: The figures of the blocks of each stage.
+        given_by: Bytes of the outputs of a stage's layers that have parameters, for a microbatch, by stage.
         groups_of: The groups of parameters of each stage.
     """
 
@@ -40,6 +41,7 @@ class Share:
     num_sends: int = 0
     tied_bytes: int = 0
     by_stage: Mapping[int, Span] = field(default_factory=dict)
+    given_by: Mapping[int, int] = field(default_factory=dict)
     groups_of: Mapping[int, Sequence[GroupSize]] = field(default_factory=dict)
 
 
@@ -95,6 +97,10 @@ def stage_shares(
         spans.append(
             sum((forward.parts.get(blocks[index], Span()) for index in stages.own_blocks(stage)), Span())
         )
+    given = [0] * len(names)
+    for name, stage in stages.stage_of_module.items():
+        if any(True for _ in model.get_submodule(name).parameters(recurse=False)):
+            given[stage] += forward.passages[name].out if name in forward.passages else 0
     before = {*takewhile(lambda name: name != stages.list_name, stages.stage_of_module)}
     holders = {name: {stages.stage_of_entry(f"{name}.")} for name in tensor}
     for name in before & {*tensor}:  # a tied embedding is on the last stage, too
@@ -125,6 +131,7 @@ def stage_shares(
                 tied_bytes=_tied_bytes(model, stages, mine),
                 num_sends=sum(0 <= one < len(names) and pipeline.rank_of(one) != rank for one in neighbors),
                 by_stage={stage: spans[stage] for stage in mine},
+                given_by={stage: given[stage] for stage in mine},
                 groups_of={stage: groups[stage] for stage in mine},
             )
         )
@@ -169,7 +176,10 @@ def stage_activations(
         )
         # Each microbatch has a place to receive its activations, and one for their gradients.
         places += boundary * microbatches * ((stage > 0) + (stage < last))
-    most = peak_of(steps, saved, gradients) - sum(gradients.values())
+    # Until the gradients of the weights are computed, those of what the layers gave are kept. The first stage
+    # computes both at once.
+    kept = {stage: share.given_by[stage] // context for stage in share.stages if stage}
+    most = peak_of(steps, saved, gradients, kept) - sum(gradients.values())
     return places + max(most, *saved.values())
 
 

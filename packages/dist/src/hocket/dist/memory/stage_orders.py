@@ -99,21 +99,30 @@ def _steps_of(action: Any) -> list[Step]:
     return [Step(found[2], int(found[1]), int(found[3]))] if found else []
 
 
-def peak_of(steps: Sequence[Step], saved: Mapping[int, int], gradients: Mapping[int, int]) -> int:
+def peak_of(
+    steps: Sequence[Step],
+    saved: Mapping[int, int],
+    gradients: Mapping[int, int],
+    kept: Mapping[int, int] | None = None,
+) -> int:
     """Return the most bytes that activations and gradients take together on a rank.
 
     Args:
         steps: Those of the rank.
         saved: Bytes that each of its stages saves for a microbatch.
         gradients: Bytes of the gradients of each of its stages, which its first backward pass makes.
+        kept: Bytes that each keeps for a microbatch from the pass `I` to the pass `W`.
     """
     held = most = 0
     made: set[int] = set()
+    kept = kept or {}
     for kind, stage, _ in steps:
         if kind == "F":
             held += saved[stage]
-        elif kind in "BW":
-            held -= saved[stage]
+        elif kind == "I":
+            held += kept.get(stage, 0)
+        else:
+            held -= saved[stage] + (kept.get(stage, 0) if kind == "W" else 0)
             made.add(stage)
         most = max(most, held + sum(gradients[one] for one in made))
     return most

@@ -17,6 +17,7 @@ from hocket.trainer.errors import MissingExtraError, TrainerConfigError
 from hocket.trainer.loggers import InMemoryLogger
 from hocket.trainer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
 from hocket.trainer.step.graphed_step import CudaGraphStep
+from hocket.trainer.step.losses.losses import is_compiled
 from support.ranks import run_ranks
 from support.training import Net, loader, make, parameters
 
@@ -130,6 +131,51 @@ def test_the_loss_is_compiled_with_the_model():
 
     losses(partial(CompiledStep, backend=backend))
     assert any({nn.functional.linear, nn.functional.cross_entropy} <= graph for graph in graphs)
+
+
+class Scripted(nn.Module):
+    """A module of TorchScript with a list, which has no forward method there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def with_forward(change):
+    module = nn.Linear(2, 2)
+    module.forward = change(module.forward)
+    return module
+
+
+def compiled_in_place():
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: nn.Sequential(nn.Linear(2, 2)), False),
+        (compiled_in_place, True),
+        (lambda: nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager")), True),
+        (lambda: with_forward(partial(torch.compile, backend="eager")), True),
+        (lambda: with_forward(torch.compiler.disable), False),
+        pytest.param(
+            lambda: nn.Sequential(torch.jit.script(Scripted())),
+            False,
+            marks=pytest.mark.filterwarnings("ignore:.*torch.jit.script"),
+        ),
+    ],
+    ids=["plain", "in place", "wrapped", "forward", "disabled", "scripted"],
+)
+def test_a_model_of_which_a_part_is_compiled_is_told_from_others(build, expected):
+    assert is_compiled(build()) is expected
 
 
 class Between(Callback):

@@ -122,8 +122,7 @@ def assemble(
     prepare_schedulers(state.schedulers, state.optimizers, ratio=config.scale_schedule_ratio)
     state.module = parallelism.lay_out(state.model, state.optimizers)
     warn_of_shards(state.optimizers)
-    if config.compile_config is not None:
-        state.module.compile(**config.compile_config)
+    _compile(config, context)
     evaluation = EvaluationLoop(
         state,
         engine,
@@ -133,8 +132,6 @@ def assemble(
         most_batches=config.trial.most_eval_batches,
     )
     _add_metrics(context, logger, run_state, evaluation, are_kept=config.save_metrics)
-    if config.has_compiled_step or is_compiled(state.module):
-        context.compare_uncompiled = getattr(parallelism, "compare_uncompiled", None)
     run = Run(
         sync=sync,
         state=state,
@@ -202,6 +199,15 @@ def _set_train_step(
     if steps := step_ranges(config.loop.steps_to_skip):
         state.train_step = SkippingStep(state.train_step, context, steps)
     return auto_step
+
+
+def _compile(config: TrainerConfig, context: StepContext) -> None:
+    """Compile the model if that is asked for, and let the layout of a compiled model compare a pass."""
+    state = context.state
+    if config.compile_config is not None:
+        state.module.compile(**config.compile_config)
+    if config.has_compiled_step or is_compiled(state.module):
+        context.compare_uncompiled = getattr(state.parallelism, "compare_uncompiled", None)
 
 
 def _add_metrics(

@@ -203,7 +203,7 @@ def is_compiled(model: nn.Module) -> bool:
     return any(
         module._compiled_call_impl is not None
         or type(module).__name__ == "OptimizedModule"
-        or _is_compiled_function(module.forward)
+        or _is_compiled_function(getattr(module, "forward", None))  # scripted lists have none
         for module in model.modules()
     )
 
@@ -224,7 +224,10 @@ def eagerly() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def trying(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run a model as in training, without gradients and compilation; restore generators and buffers."""
+    """Within the context, run a model without gradients and compilation; afterwards restore what it changed.
+
+    Restored are the random generators of this process and the model's buffers.
+    """
     generators = capture_rng(device)
     buffers = [
         (module, name, buffer, buffer.clone())
